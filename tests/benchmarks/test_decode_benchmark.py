@@ -42,6 +42,7 @@ def data(tmp_path):
     return str(tmp_path)
 
 
+@pytest.mark.long
 def test_options_are_timed_and_their_pixels_compared_with_pillows(data):
     config = Config(data_dir=data, num_classes=1, image_size=16, batch_size=1, crop_min_area=0.9)
     comparison = compare_decoding(config, 3, warmup=1, repeats=2)

@@ -20,6 +20,7 @@ def products(model):
     )
 
 
+@pytest.mark.long
 def test_the_peer_is_the_same_network():
     labels = [str(label) for label in range(1000)]
     with shape_only():
@@ -31,7 +32,11 @@ def test_the_peer_is_the_same_network():
 
 @pytest.mark.parametrize(
     "precision",
-    ["float32", pytest.param("mixed_bfloat16", marks=pytest.mark.long), "mixed_float16"],
+    [
+        pytest.param("float32", marks=pytest.mark.long),
+        pytest.param("mixed_bfloat16", marks=pytest.mark.long),
+        "mixed_float16",
+    ],
 )
 def test_the_peer_has_the_precision_and_float32_logits(precision):
     policy = keras.mixed_precision.global_policy()

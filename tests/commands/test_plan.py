@@ -212,7 +212,11 @@ def test_nothing_is_written_unasked(plan, tmp_path, monkeypatch):
         ),
         ([*SMALL, "--pipeline_stages=99"], "cannot be split into 99 stages"),
         ([*SMALL, "--pipeline_stages=2", "--pipeline_balance=3,4"], "is of 7 blocks, but there"),
-        ([*SMALL, "--pipeline_stages=2", "--device_memory_gb=1e-4"], "use more devices, larger"),
+        pytest.param(
+            [*SMALL, "--pipeline_stages=2", "--device_memory_gb=1e-4"],
+            "use more devices, larger",
+            marks=pytest.mark.long,
+        ),
         (["--schedule", "--duration=3 examples"], "is less than one step of 256 images"),
         (
             ["--schedule", "--batch_size=2000000"],
@@ -259,6 +263,7 @@ def test_help_of_a_plan(capsys):
     assert "--end_learning_rate" in page
 
 
+@pytest.mark.long
 def test_pipeline(capsys, tmp_path):
     arguments = [*SMALL, "--pipeline_stages=3", "--device_memory_gb=2"]
     assert run(["plan", *arguments, f"--output_dir={tmp_path}/new"]) == 0
@@ -283,6 +288,7 @@ def table_of(text):
     return [line for line in text.splitlines() if re.match(r" *(\d|all) ", line)]
 
 
+@pytest.mark.long
 def test_pipeline_for_data_of_one_s_own(capsys, digits):
     arguments = ["--image_size=16", "--accumulation_steps=2", "--batch_size=32"]
     assert run(["plan", "--pipeline", "--model=resnet8", f"--data_dir={digits}", *arguments]) == 0
@@ -340,6 +346,7 @@ def test_a_run(capsys, tmp_path):
     assert {own.name for own in tmp_path.iterdir()} == {"plan.txt", "plan.json", "plan.svg"}
 
 
+@pytest.mark.long
 def test_runs_beside_each_other(capsys, tmp_path):
     assert run(["plan", *RUN, "--accelerator=v100", "--compare=chips=1,2,4"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -252,6 +252,7 @@ def augmented(images, config):
     return np.stack(list(dataset.as_numpy_iterator()))
 
 
+@pytest.mark.long
 def test_layers_follow_the_flip_and_each_other():
     images = np.stack([smooth(seed=seed) for seed in range(60)])
     config = Config(rand_augment_layers=2, rand_augment_magnitude=8)

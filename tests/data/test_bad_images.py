@@ -303,7 +303,7 @@ def take(dataset, steps):
     return list(itertools.islice(dataset, steps))
 
 
-@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("split", [pytest.param("train", marks=pytest.mark.long), "validation"])
 def test_pipeline_lists_unreadable_images(data, tmp_path, split):
     directory, numbers = data
     config = Config(
@@ -346,6 +346,7 @@ class TwoHosts:
         return collections.UserList(map(function, contexts))  # which may have attributes
 
 
+@pytest.mark.long
 def test_images_listed_by_two_workers_count_once(data, tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "make_strategy", lambda config: TwoHosts())
     config = Config(data_dir=data[0], model_dir=str(tmp_path), image_size=8, batch_size=20)

@@ -130,6 +130,7 @@ def test_evaluation_is_deterministic(numbered_examples, evaluated):
     np.testing.assert_array_equal(evaluate(numbered_examples, RANDOM)[0], evaluated)
 
 
+@pytest.mark.long
 def test_images_do_not_depend_on_threads_and_batches(train, trained, numbered_examples):
     assert_same(train(numbered_examples, CROPPED, batch_size=5, threads=7), trained)
 
@@ -142,6 +143,7 @@ class Watched(Config):
         return super().__getattribute__(name)
 
 
+@pytest.mark.long
 def test_images_are_traced_once(train, numbered_examples, monkeypatch):
     """For whole batches, for images one by one, and for pipelines with the same images."""
     traced = []
@@ -172,6 +174,7 @@ def test_images_do_not_depend_on_options_of_other_things(numbered_examples, iden
         assert not Watched.asked & batching._NOT_OF_IMAGES
 
 
+@pytest.mark.long
 def test_evaluation_reads_what_serving_reads(numbered_example):
     """Each checked by its header: a large PNG and a GIF keep their places, and do not count."""
     image = Image.fromarray(np.random.RandomState(0).randint(0, 256, (12, 10, 3)).astype(np.uint8))
@@ -299,6 +302,7 @@ def test_unreadable_images_keep_their_places_in_training(
     assert_only_bad_are_lost(batches, bad, shifted)
 
 
+@pytest.mark.long
 def test_unreadable_images_change_no_crop_of_their_batch(train, trained, bad_examples):
     examples, bad = bad_examples
     images, labels, weights = train(examples, CROPPED)
@@ -315,6 +319,7 @@ def test_unused_indexes_are_not_even_parsed(numbered_example, unused):
     assert JPEG_INDEX not in fields and labels.numpy() == [7]
 
 
+@pytest.mark.long
 def test_batches_of_unreadable_images_only(train):
     images, labels, weights = train([b""] * 5, CROPPED, batch_size=2)
     assert images.shape == (5, 8, 8, 3)

@@ -54,11 +54,11 @@ def assert_evaluated(batches, evaluated):
 @pytest.mark.parametrize(
     ("kind", "options", "first_step"),
     [
-        ("encoded", {}, 5),
         ("decoded", {"train_crop": "pad"}, 0),
         *(
             pytest.param(*case, marks=pytest.mark.long)
             for case in (
+                ("encoded", {}, 5),
                 ("encoded", {"color_jitter": 0.4}, 0),
                 ("encoded", {"train_crop": "pad"}, 0),
                 ("decoded", {"train_crop": "pad", "color_jitter": 0.4}, 5),
@@ -77,7 +77,14 @@ def test_batches_are_those_without_a_cache(numbered, capsys, kind, options, firs
     assert f"cache: reading {IMAGES} train {noun}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", [pytest.param("encoded", marks=pytest.mark.long), "decoded"])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "encoded",
+        "decoded",
+    ],
+)
 def test_shards_without_records(tmp_path, write_data, numbered_examples, evaluated, kind):
     shards = [[], numbered_examples[:9], [], numbered_examples[9:]]
     data = write_data(tmp_path / "data", labels=IMAGES, train=shards)
@@ -86,7 +93,14 @@ def test_shards_without_records(tmp_path, write_data, numbered_examples, evaluat
     assert len({*np.concatenate([labels for _, labels, _ in epoch])}) == 7 * 8
 
 
-@pytest.mark.parametrize("kind", ["encoded", pytest.param("decoded", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "encoded",
+        "decoded",
+    ],
+)
 def test_rewritten_data_is_read_again(tmp_path, write_data, numbered_examples, evaluated, kind):
     for first in (0, 16):
         examples = numbered_examples[first : first + 16]
@@ -111,6 +125,7 @@ def test_nothing_is_read_after_the_first_time(numbered, capsys, kind):
     assert "reading" not in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_options_that_do_not_affect_images_keep_the_cache(numbered, capsys):
     options = {"data_dir": numbered, "train_crop": "none", "cache": "decoded"}
     first = batches(3, **options)

@@ -260,7 +260,9 @@ def test_crop_attempts(draw_boxes, crop):
     assert at_centre(100) < at_centre(1) / 2
 
 
-@pytest.mark.parametrize("crop", ["random_resized", "inception", "pad", "none"])
+@pytest.mark.parametrize(
+    "crop", ["random_resized", pytest.param("inception", marks=pytest.mark.long), "pad", "none"]
+)
 def test_box_depends_on_size_and_identity_only(identities, crop):
     random = np.random.RandomState(0)
     sizes = random.randint(1, 600, [1000, 2]).astype(np.int32)

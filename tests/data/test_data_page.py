@@ -177,6 +177,7 @@ def test_page_says_how_to_install_imagehash(prepared, tmp_path, monkeypatch):
     assert len(listed(directory, equal=True)) == 3 and not listed(directory, equal=False)
 
 
+@pytest.mark.long
 def test_many_classes_are_folded_and_samples_are_bounded(prepared, monkeypatch):
     monkeypatch.setattr(data_page, "_FEW_CLASSES", 2)
     monkeypatch.setattr(data_page, "_SAMPLES", 3)
@@ -189,6 +190,7 @@ def test_many_classes_are_folded_and_samples_are_bounded(prepared, monkeypatch):
     assert samples.count("<img") == 2
 
 
+@pytest.mark.long
 def test_command_warns_of_duplicates_and_rewrites_the_page(folder, tmp_path, capsys):
     arguments = ["--source=folders", f"--source_path={folder}", f"--data_dir={tmp_path / 'out'}"]
     assert command.main(arguments) == 0

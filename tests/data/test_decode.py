@@ -268,6 +268,7 @@ def test_palettes_of_few_bits(colours, transparency):
     np.testing.assert_array_equal(evaluation_image(encoded, config), expected)
 
 
+@pytest.mark.long
 def test_large_transparent_pngs_are_blended_in_parts():
     """More rows than one part has; the last part is smaller."""
     pixels = np.random.RandomState(0).randint(0, 256, (1031, 2050, 4)).astype(np.uint8)
@@ -384,7 +385,9 @@ def test_images_less_than_twice_the_size_are_not_scaled():
     )
 
 
-@pytest.mark.parametrize("crop", ["random_resized", "inception"])
+@pytest.mark.parametrize(
+    "crop", ["random_resized", pytest.param("inception", marks=pytest.mark.long)]
+)
 def test_crops_of_scaled_jpegs_are_in_place(identities, crop):
     encoded = encode(smooth(151, 203))
     config = Config(image_size=9, train_crop=crop, jpeg_scaling=True)
@@ -399,7 +402,9 @@ def test_crops_of_scaled_jpegs_are_in_place(identities, crop):
 # --- Training -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("crop", ["random_resized", "inception"])
+@pytest.mark.parametrize(
+    "crop", ["random_resized", pytest.param("inception", marks=pytest.mark.long)]
+)
 def test_random_crops_of_a_jpeg_equal_those_of_its_png(identities, crop):
     encoded = encode(noise(40, 48))
     png = encode(decoded(encoded), "PNG")
@@ -448,7 +453,15 @@ def test_crops_that_are_not_random_equal_evaluations(crop):
         )
 
 
-@pytest.mark.parametrize("crop", ["random_resized", "inception", "pad", "none"])
+@pytest.mark.parametrize(
+    "crop",
+    [
+        pytest.param("random_resized", marks=pytest.mark.long),
+        pytest.param("inception", marks=pytest.mark.long),
+        "pad",
+        "none",
+    ],
+)
 def test_static_shapes(crop):
     config = Config(image_size=20, train_crop=crop)
     spec = tf.TensorSpec([20, 20, 3], tf.uint8)

@@ -52,7 +52,7 @@ reason = tf.function(
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
-@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("mode", [pytest.param("L", marks=pytest.mark.long), "RGB"])
 def test_sizes_up_to_the_limit(form, mode):
     encoded = encode(form, 40, 25, mode)
     np.testing.assert_array_equal(image_size(encoded, LIMIT), [25, 40])

@@ -326,6 +326,7 @@ def test_batches_with_and_without_an_index(split, options):
     np.testing.assert_array_equal(images(config, damage=lambda index: index[:-1]), ordinary)
 
 
+@pytest.mark.long
 def test_hostile_bytes_and_indexes(tmp_path):
     """Some seconds of tests/data/jpeg_fuzz.cc, which says how to run it for longer."""
     program = tmp_path / "jpeg_fuzz"

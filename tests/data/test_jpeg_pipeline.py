@@ -124,7 +124,7 @@ def test_records_have_the_index_of_their_jpeg(indexed):
     assert sum(JPEG_INDEX in example for example in found) == IMAGES - 2
 
 
-@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("split", [pytest.param("train", marks=pytest.mark.long), "validation"])
 def test_only_pixels_at_the_border_depend_on_the_index(
     indexed, indexed_batches, without_index, split
 ):
@@ -140,11 +140,19 @@ def test_only_pixels_at_the_border_depend_on_the_index(
     assert different
 
 
-@pytest.mark.parametrize("split", ["train", pytest.param("validation", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "split",
+    [
+        "train",
+        "validation",
+    ],
+)
 def test_an_index_that_is_not_used_changes_nothing(indexed, without_index, split):
     assert_same(batches(indexed, split, jpeg_index=False), batches(without_index, split))
 
 
+@pytest.mark.long
 def test_cached_records_are_indexed_once_if_asked_to(plain, indexed_batches, monkeypatch):
     cached = batches(plain, cache="encoded", index_cached_jpegs=True)
     assert_same(cached, indexed_batches)

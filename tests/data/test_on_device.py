@@ -53,6 +53,7 @@ def batches(config, steps, split="train", replicas=1):
         yield [np.concatenate(part) for part in parts]
 
 
+@pytest.mark.long
 def test_each_replica_reads_its_own_copy(plain):
     """As of workers with several GPUs, in the programs of their replicas."""
     images = make_images_on_device(plain, "train")
@@ -75,6 +76,7 @@ def numbers_of(config, steps):
     return np.concatenate(parts)
 
 
+@pytest.mark.long
 def test_progress_names_the_split(plain, capsys):
     config = plain.replace(image_size=9)  # as no other test, for which they would be held
     for split in ("train", "validation"):
@@ -99,6 +101,7 @@ def test_order_differs_by_epoch_and_seed(plain):
     np.testing.assert_array_equal(first, numbers_of(plain, range(5)))
 
 
+@pytest.mark.long
 def test_dropped_images_differ_by_epoch(plain):
     epochs = numbers_of(plain, range(20 * 5)).reshape(20, -1)
     left_out = set().union(*({*range(IMAGES)} - {*epoch} for epoch in epochs))
@@ -140,6 +143,7 @@ def test_dataset_yields_step_numbers(plain):
     )
 
 
+@pytest.mark.long
 def test_batches_with_xla_are_the_same(plain):
     config = plain.replace(
         train_crop="pad", flip=True, cutout=3, augment_in_groups=True, brightness=0.5

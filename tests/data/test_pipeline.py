@@ -118,7 +118,7 @@ def assert_same(one, other):
 # --- A batch --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("split", ["train", pytest.param("validation", marks=pytest.mark.long)])
 def test_batches_are_as_documented(digits, split):
     config = Config(data_dir=digits, image_size=16, batch_size=32, strategy="one_device")
     dataset = distributed_dataset(config, split)
@@ -197,9 +197,14 @@ def test_resumed_stream_continues_the_uninterrupted_one(
     assert_same(take(dataset, 4), [part[first_step : first_step + 4] for part in uninterrupted])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "threads",
-    [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), 5],
+    [
+        1,
+        2,
+        5,
+    ],
 )
 def test_stream_does_not_depend_on_threads_nor_on_tensorflows_seed(
     numbered, uninterrupted, host_datasets, threads
@@ -236,7 +241,9 @@ def test_seed_changes_order_and_augmentation(numbered, uninterrupted, host_datas
         assert (one != other).any()
 
 
-@pytest.mark.parametrize("options", [{}, {"synthetic": True, "num_classes": 7}])
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.long), {"synthetic": True, "num_classes": 7}]
+)
 def test_largest_seed(numbered, host_datasets, options):
     config = plain(numbered, batch_size=8, seed=2**32 - 1, **options)
     _, labels, weights = take(host_datasets(config, "train")[0], 2)
@@ -381,6 +388,7 @@ def test_batches_on_a_tpu_slice_are_the_same(numbered, host_datasets, capsys, sp
     assert told.count(f"{split} images are read on the hosts of the TPU slice") == 1
 
 
+@pytest.mark.long
 def test_damaged_records_on_a_tpu_slice_lose_no_others(
     tmp_path, write_data, numbered_examples, evaluated, host_datasets
 ):
@@ -480,6 +488,7 @@ def test_evaluation_batch_size_defaults_to_that_of_training(numbered, host_datas
     assert pipeline.evaluation_steps(read_info(config), config, Hosts(1)) == 3
 
 
+@pytest.mark.long
 def test_evaluation_can_be_repeated(numbered, host_datasets):
     (dataset,) = host_datasets(plain(numbered, batch_size=20), "validation")
     assert_same(read_all(dataset), read_all(dataset))
@@ -497,6 +506,7 @@ def bad_images(tmp_path_factory, write_data, bad_examples):
     return data, bad
 
 
+@pytest.mark.long
 def test_unreadable_images_keep_their_places_in_evaluation(bad_images, evaluated, host_datasets):
     data, bad = bad_images
     (dataset,) = host_datasets(plain(data, batch_size=8), "validation")
@@ -576,6 +586,7 @@ def test_two_corrupt_records_in_one_of_several_shards(
     assert_same(resumed, [part[1:] for part in batches])
 
 
+@pytest.mark.long
 def test_shard_truncated_during_the_run(one_shard, evaluated, host_datasets):
     data, shard = one_shard
     (dataset,) = host_datasets(plain(data, batch_size=8), "validation")
@@ -596,6 +607,7 @@ def test_shard_truncated_before_the_run_is_named(one_shard, host_datasets):
 # --- Other data -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_shards_of_converters_whose_labels_start_at_one(
     tmp_path, write_data, numbered_example, evaluated, host_datasets
 ):
@@ -648,6 +660,7 @@ def test_one_device_has_epochs_of_known_length(numbered):
     assert epochs[0] + epochs[1] == expected
 
 
+@pytest.mark.long
 def test_one_device_evaluates_images_without_placeholders(numbered):
     config = plain(numbered, batch_size=8, strategy="one_device")
     dataset = make_dataset(config, "validation")
@@ -665,6 +678,7 @@ def test_placeholders_are_removed_unless_a_batch_has_nothing_else():
     assert len(pipeline._without_placeholders(images, labels, 0 * weights)[0]) == 3
 
 
+@pytest.mark.long
 def test_a_plain_model_fits_and_counts_each_image_once(numbered):
     config = plain(numbered, batch_size=8, strategy="one_device")
     layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(61)]

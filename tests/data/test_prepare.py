@@ -96,6 +96,7 @@ def test_each_image_is_in_its_split_once_and_unchanged(source, folders, tmp_path
     assert not (tmp_path / JOURNAL).exists()
 
 
+@pytest.mark.long
 def test_test_images_are_a_separate_split(folders, tmp_path):
     source = tmp_path / "source"
     shutil.copytree(folders, source / "train")
@@ -695,7 +696,7 @@ class Noise(ArraySource):
     [
         pytest.param(False, "train", "none", marks=pytest.mark.long),
         pytest.param(False, "train", "encoded", marks=pytest.mark.long),
-        (False, "train", "decoded"),
+        pytest.param(False, "train", "decoded", marks=pytest.mark.long),
         pytest.param(False, "validation", "none", marks=pytest.mark.long),
         (True, "train", "none"),
     ],

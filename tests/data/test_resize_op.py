@@ -62,6 +62,7 @@ def test_wrong_shapes_raise(shape):
         resize_op.resize(tf.zeros(shape, tf.uint8), 8, "bilinear", False)
 
 
+@pytest.mark.long
 def test_evaluation_image_has_no_native_op():
     config = Config(image_size=8, resize_kernel="native")
     spec = tf.TensorSpec([], tf.string)
@@ -82,6 +83,7 @@ def empty_cache(tmp_path, monkeypatch):
     native_ops.load_ops.cache_clear()
 
 
+@pytest.mark.long
 def test_op_is_compiled_once(empty_cache, monkeypatch):
     library = native_ops._build(resize_op._SOURCE)
     compiled_at = library.stat().st_mtime_ns
@@ -115,6 +117,7 @@ def test_unavailable_native_kernel_warns_once_or_raises(
         resize_op.with_resize_kernel(Config(resize_kernel="native"))
 
 
+@pytest.mark.long
 def test_compiler_command_may_have_arguments(empty_cache, monkeypatch):
     log = empty_cache / "log"
     # Like ccache, it runs its arguments.

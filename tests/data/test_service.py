@@ -237,6 +237,7 @@ def test_deterministic_stream_is_not_watched(data, servers, run_python):
     assert "unavailable input servers will not be noticed" in finished.stderr
 
 
+@pytest.mark.long
 def test_a_server_that_is_killed_ends_the_stream(data, started):
     """The last test: it ends one of the servers that all others use."""
     process, address = started[0]

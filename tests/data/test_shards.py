@@ -167,6 +167,7 @@ def damaged(content, random):
     return bytes(content)
 
 
+@pytest.mark.long
 def test_shards_that_are_damaged_at_random(tmp_path):
     random = np.random.default_rng(0)
     files, count = [], 12

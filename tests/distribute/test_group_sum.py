@@ -15,7 +15,7 @@ JOB = pathlib.Path(__file__).with_name("group_sum_job.py")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "logical_cpus", "workers"),
-    [("mirrored", 4, 0), ("multi_worker", 0, 4)],
+    [pytest.param("mirrored", 4, 0, marks=pytest.mark.long), ("multi_worker", 0, 4)],
     ids=["devices", "workers"],
 )
 def test_sums_and_gradients(run_python, kind, logical_cpus, workers):

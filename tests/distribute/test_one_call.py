@@ -31,6 +31,7 @@ def counts(run_python, *arguments):
     return found
 
 
+@pytest.mark.long
 def test_as_many_calls_for_more_replicas_and_more_variables(run_python):
     """Swapping, averaging, restarting, evaluation, saving and resuming."""
     found = counts(run_python, 2, 3)

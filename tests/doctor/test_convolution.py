@@ -23,13 +23,14 @@ def test_all_dtypes_are_right_on_this_cpu():
     assert all(min(own.numbers["errors"].values()) > 1e-5 for own in findings[1:])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "result"),
     [
         pytest.param("without XLA", 0, marks=pytest.mark.long),
         pytest.param("without XLA", 1, marks=pytest.mark.long),
         ("without XLA", 2),
-        ("with XLA", 1),
+        pytest.param("with XLA", 1, marks=pytest.mark.long),
     ],
 )
 def test_wrong_results_are_reported(monkeypatch, way, result):
@@ -58,6 +59,7 @@ def test_nan_results_are_reported(monkeypatch):
     assert [own.state for own in check_convolutions(Config())] == ["wrong"] * 3
 
 
+@pytest.mark.long
 def test_an_error_in_one_dtype_does_not_affect_the_others(monkeypatch):
     """As under TensorFlow 2.21 with cuDNN 9.5, of XLA alone."""
     make = convolution._step
@@ -99,6 +101,7 @@ def test_slow_gpu(monkeypatch, dtype, seconds, capability, state, advice):
     assert judged.numbers == finding.numbers
 
 
+@pytest.mark.long
 def test_each_gpu_is_compared_with_the_cpu(monkeypatch):
     """The CPU stands for two GPUs, with the times of a slow one."""
     cpu = tf.config.list_logical_devices("CPU")

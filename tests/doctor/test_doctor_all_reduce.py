@@ -35,6 +35,7 @@ def findings(run_python_session):
     return json.loads(run_python_session(["-c", JOB]).stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 def test_sum_and_bandwidth_over_four_devices(findings):
     right, half, *_ = findings
     assert (right["state"], half["state"]) == ("ok", "ok")

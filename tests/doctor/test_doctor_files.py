@@ -162,6 +162,7 @@ print(json.dumps([dataclasses.asdict(own) for own in found]))
 """
 
 
+@pytest.mark.long
 def test_buckets(tmp_path, run_python):
     """One that can be written, where nothing stays, and one that cannot."""
     with FakeGcs(tmp_path) as service:

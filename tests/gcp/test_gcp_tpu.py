@@ -201,6 +201,7 @@ def test_nothing_is_created_without_confirmation(bench):
     assert "add --yes" in bench.refused("create")
 
 
+@pytest.mark.long
 def test_create_again_creates_nothing(created):
     created.run("--yes", "create")
     assert len(words(created, "create")) == 1
@@ -234,6 +235,7 @@ def test_a_missing_bucket_that_copy_data_does_not_create(bench):
     assert "is ready" in bench.run("--yes", "create")
 
 
+@pytest.mark.long
 def test_a_name_that_belongs_to_somebody_else(created):
     with created.cloud.state() as state:
         state["account"] = "john@example.com"
@@ -289,6 +291,7 @@ def test_a_zone_without_quota(bench):
     assert "no quota for spot v4-16 in us-central2-b" in output
 
 
+@pytest.mark.long
 def test_a_zone_without_capacity(bench):
     bench.make_data()
     message = "There is no more capacity in the zone"
@@ -319,6 +322,7 @@ def test_a_request_that_is_never_granted_is_withdrawn(bench):
         assert state["requests"] == {}
 
 
+@pytest.mark.long
 def test_hosts_that_refuse_ssh_at_first(bench):
     bench.make_data()
     fault = {"on": "^true$", "worker": 1, "do": "fail", "message": "Permission denied"}
@@ -355,6 +359,7 @@ def test_permission_denied(bench, message):
     assert message in output and "your account lacks a role" in output
 
 
+@pytest.mark.long
 def test_an_agent_without_gclouds_key(bench, tmp_path, monkeypatch):
     bench.make_data()
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -503,6 +508,7 @@ def test_what_is_installed(ready):
         assert not [name for name in required if name.startswith(("tensorflow", "tf_keras"))]
 
 
+@pytest.mark.long
 def test_install_again_does_nothing_until_a_file_changes(ready):
     assert "already installed on all 2 hosts" in ready.run("install")
     assert words(ready, "scp")[1:] == []
@@ -547,6 +553,7 @@ def test_nothing_is_installed_under_a_running_training(ready):
     assert process.returncode == 0
 
 
+@pytest.mark.long
 def test_install_fails_on_one_host(created):
     created.cloud.set_faults(
         {"on": "install.sh", "worker": 1, "do": "fail", "message": "Connection closed"}
@@ -570,6 +577,7 @@ def test_a_failed_installation_is_not_marked_as_installed(created):
     assert installed(created, 0)
 
 
+@pytest.mark.long
 def test_install_adds_venv_where_python_lacks_it(created):
     home = created.cloud.host("my-tpu", 1)
     python = home / "bin" / "python3"
@@ -624,6 +632,7 @@ def test_each_host_is_a_worker(ready):
         assert f"PWD={ready.cloud.host('my-tpu', worker)}/imagenet_fast" in lines
 
 
+@pytest.mark.long
 def test_one_host_drives_a_whole_slice(bench):
     bench.use_trainer()
     bench.make_data()
@@ -639,6 +648,7 @@ def test_one_host_drives_a_whole_slice(bench):
     assert (site / "openssl_before_tensorflow.pth").exists()
 
 
+@pytest.mark.long
 def test_a_single_host_drives_its_own_chips(bench):
     bench.use_trainer()
     bench.make_data()
@@ -674,6 +684,7 @@ def test_training_outlives_the_connection_and_is_not_started_twice(ready, tmp_pa
     assert output.count("training on t1v-my-tpu-w-0") == 1
 
 
+@pytest.mark.long
 def test_a_lost_connection_is_reopened(ready):
     (ready.cloud.folder / "hold").touch()
     faults = [
@@ -690,13 +701,21 @@ def test_a_lost_connection_is_reopened(ready):
     assert "training continues" in output and "trained: " in output
 
 
+@pytest.mark.long
 def test_training_that_ends_while_the_connection_is_lost(ready):
     fault = {"on": "job.sh follow", "worker": 0, "do": "fail", "message": "Broken pipe"}
     ready.cloud.set_faults({**fault, "times": 999})
     assert "trained: " in ready.run("train")
 
 
-@pytest.mark.parametrize("command", [pytest.param("train", marks=pytest.mark.long), "keep_running"])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train",
+        "keep_running",
+    ],
+)
 def test_an_interruption_leaves_training_running(ready, command, tmp_path):
     (ready.cloud.folder / "hold").touch()
     # A file, because the processes on the host keep it open.
@@ -777,6 +796,7 @@ def test_fetch_from_the_bucket(ready):
     assert (target / "summary.json").read_text() == "{}"
 
 
+@pytest.mark.long
 def test_keep_running_does_not_repeat_failed_training(ready):
     (ready.cloud.folder / "status").write_text("1")
     output = ready.run("--yes", "keep_running", status=1)

@@ -337,6 +337,7 @@ def fitted(layer, **options):
     return made, before
 
 
+@pytest.mark.long
 def test_under_fit_and_xla():
     plain, before = fitted(norm(4))
     for first, last in zip(before, plain.get_weights()):

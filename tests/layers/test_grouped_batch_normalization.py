@@ -171,10 +171,14 @@ def test_layers_of_one_name_and_layers_used_twice(results, name):
             np.testing.assert_allclose(found[group], expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "logical_cpus", "workers"),
-    [("mirrored", 2, 0), pytest.param("multi_worker", 0, 2, marks=pytest.mark.long)],
+    [
+        ("mirrored", 2, 0),
+        ("multi_worker", 0, 2),
+    ],
 )
 def test_custom_model_under_fit(tmp_path, run_python, kind, logical_cpus, workers):
     out, directory = tmp_path / "weights.npz", tmp_path / "model"

@@ -114,6 +114,7 @@ def test_published_counts(size):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20
 
 
+@pytest.mark.long
 def test_counts_and_shapes_by_block():
     blocks = amoebanet_blocks("d", 18, 256)
     sizes = block_sizes(blocks, IMAGENET)
@@ -155,7 +156,7 @@ def test_count_of_b_is_near_the_published():
 @pytest.mark.parametrize(
     ("variant", "shape"),
     [
-        ("b", (2, 45, 51, 3)),
+        pytest.param("b", (2, 45, 51, 3), marks=pytest.mark.long),
         ("d", (2, 64, 32, 3)),
         pytest.param("b", (2, 64, 32, 3), marks=pytest.mark.long),
         pytest.param("d", (2, 45, 51, 3), marks=pytest.mark.long),
@@ -173,7 +174,11 @@ def test_equals_the_network_in_numpy(variant, shape):
     )
 
 
-@pytest.mark.parametrize("variant", [pytest.param("b", marks=pytest.mark.long), "d"])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "variant",
+    ["b", "d"],
+)
 def test_blocks_one_after_another_are_the_model(variant):
     blocks = amoebanet_blocks(variant, 3, 8, 5)
     assert len(blocks) == 3 + 6
@@ -321,12 +326,13 @@ def test_layers_have_the_policy_in_which_they_were_made(policy):
         assert {weight.dtype.name for weight in block.weights} == {"float32"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "file",
     [
         "model.keras",
-        pytest.param("model.h5", marks=pytest.mark.long),
-        pytest.param("saved_model", marks=pytest.mark.long),
+        "model.h5",
+        "saved_model",
     ],
 )
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")

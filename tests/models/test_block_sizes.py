@@ -91,6 +91,7 @@ def test_precision_of_the_block(policy):
     assert size.outputs.dtype.name == block.compute_dtype
 
 
+@pytest.mark.long
 def test_takes_no_memory():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     width = 4096

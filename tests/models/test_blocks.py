@@ -131,6 +131,7 @@ def test_blocks_of_networks_are_the_network(name, options):
     check(models.build(name, 4, (32, 32, 3), **options), 2, 32, 32, 3)
 
 
+@pytest.mark.long
 def test_a_layer_with_several_outputs_gives_the_next_block_a_list():
     """As the cells of AmoebaNet."""
     model = models.build("amoebanet_d", 4, (32, 32, 3), normal_cells=3, cell_filters=8)

@@ -173,11 +173,13 @@ def test_without_the_classifier(of_three_classes, weights_file, images, headless
         assert_same(features(images, training=False), headless(images, training=False))
 
 
+@pytest.mark.long
 def test_weights_without_a_classifier(model, headless):
     with pytest.raises(UserError, match="no classifier; use include_top=False"):
         load_keras_applications_weights(model, headless)
 
 
+@pytest.mark.long
 def test_other_number_of_classes_leaves_the_model_unchanged(source, of_three_classes):
     model = of_three_classes
     before = model.get_weights()
@@ -200,7 +202,9 @@ def test_other_depth(source, deeper, our_deeper, model):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ours(stride_on_1x1=False), "stride_on_1x1=True"),
+        pytest.param(
+            lambda: ours(stride_on_1x1=False), "stride_on_1x1=True", marks=pytest.mark.long
+        ),
         pytest.param(
             lambda: ours(blur_pool="convolutions"), 'blur_pool="none"', marks=pytest.mark.long
         ),
@@ -229,6 +233,7 @@ def test_layers_that_keras_lacks(model, source, monkeypatch):
         load_keras_applications_weights(model, source)
 
 
+@pytest.mark.long
 def test_another_network(model):
     source = keras.applications.MobileNetV2((96, 96, 3), weights=None, classes=CLASSES)
     with pytest.raises(UserError, match="weights are not of resnet50: the weights lack conv1_"):

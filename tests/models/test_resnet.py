@@ -104,7 +104,9 @@ def test_resnet50_tensors_by_kind():
     assert size(model.get_layer("logits").trainable_variables) == 2_049_000
 
 
-@pytest.mark.parametrize(("depth", "options"), [(18, {"stem": "small"}), (50, {})])
+@pytest.mark.parametrize(
+    ("depth", "options"), [(18, {"stem": "small"}), pytest.param(50, {}, marks=pytest.mark.long)]
+)
 def test_width_is_a_factor_of_all_channels(depth, options):
     with shape_only():
         published, narrow = (resnet(depth, width=width, **options) for width in (0, 8))
@@ -146,7 +148,7 @@ def cifar(**options):
     ("make", "last", "zero_gamma"),
     [
         (basic, "_bn2", False),
-        (bottleneck, "_bn3", True),
+        pytest.param(bottleneck, "_bn3", True, marks=pytest.mark.long),
         (cifar, "_bn2", True),
         pytest.param(basic, "_bn2", True, marks=pytest.mark.long),
         pytest.param(bottleneck, "_bn3", False, marks=pytest.mark.long),
@@ -194,7 +196,7 @@ def test_zero_gamma_makes_blocks_the_identity(make, zero_gamma):
     assert np.array_equal(first, second) == zero_gamma
 
 
-@pytest.mark.parametrize("stride_on_1x1", [True, False])
+@pytest.mark.parametrize("stride_on_1x1", [pytest.param(True, marks=pytest.mark.long), False])
 def test_where_the_stride_is(stride_on_1x1):
     model = resnet50_v1() if stride_on_1x1 else resnet50()
     strided = {c.name for c in layers_of(model, keras.layers.Conv2D) if c.strides == (2, 2)}
@@ -234,7 +236,12 @@ def blurred(x):
 @pytest.mark.parametrize(
     ("depth", "options", "blurs"),
     [
-        (50, {"blur_pool": "convolutions"}, {"projection_conv": 2, "conv2": 1}),
+        pytest.param(
+            50,
+            {"blur_pool": "convolutions"},
+            {"projection_conv": 2, "conv2": 1},
+            marks=pytest.mark.long,
+        ),
         (18, {"blur_pool": "convolutions_and_pools"}, {"projection_conv": 2, "conv1": 1}),
         pytest.param(
             50,

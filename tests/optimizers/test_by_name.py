@@ -63,8 +63,13 @@ def test_updates_are_not_compiled():
     assert not make("adam").jit_compile
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "precision", [pytest.param("float32", marks=pytest.mark.long), "mixed_float16"]
+    "precision",
+    [
+        "float32",
+        "mixed_float16",
+    ],
 )
 def test_trains(precision):
     model = build_model(RUN.replace(optimizer="adam", precision=precision, clip_norm=1.0))

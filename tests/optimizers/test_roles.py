@@ -86,6 +86,7 @@ def test_layers_inside_models_and_layers():
     assert len(roles) == 7
 
 
+@pytest.mark.long
 def test_resnet50_decays_all_but_the_scales_and_shifts_of_batch_norm():
     config = Config()
     model = build_classifier(config, [str(label) for label in range(1000)])

@@ -110,6 +110,7 @@ def test_follows_training(trained, plain):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.long
 def test_evaluation_uses_the_average(trained, plain):
     model, config = trained
     validation = make_dataset(config, "validation")
@@ -139,7 +140,11 @@ def test_prediction_uses_the_average(trained):
     assert np.abs(expected - tf.nn.softmax(logits(model, images))).max() > 1e-3
 
 
-@pytest.mark.parametrize("source", ["config", pytest.param("model", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "source",
+    ["config", "model"],
+)
 def test_checkpoint_and_export_contain_it(trained, tmp_path, source):
     model, config = trained
     again = build_model(config.replace(seed=1), model=small_network)

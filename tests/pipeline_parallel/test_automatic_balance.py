@@ -72,6 +72,7 @@ def test_it_is_the_plans():
     assert [block.name for block in model.blocks] == [cost.name for cost in plan.costs]
 
 
+@pytest.mark.long
 def test_a_functional_model_keeps_its_weights_and_trains_as_before():
     plain = functional()
     plain.set_weights([weight + 0.1 for weight in plain.get_weights()])

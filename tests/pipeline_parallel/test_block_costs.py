@@ -175,6 +175,7 @@ def test_what_cannot_be_in_a_pipeline():
         estimate([Calls()], spec(3), 2)
 
 
+@pytest.mark.long
 def test_measured():
     images = keras.Input((16, 16, 3))
     with shape_only():

@@ -92,7 +92,10 @@ def pipelined(blocks, images=IMAGES):
 # Losses of masked outputs are in test_losses.py, too.
 @pytest.fixture(
     scope="module",
-    params=["images", "two outputs", pytest.param("masked", marks=pytest.mark.long)],
+    params=[
+        "images",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("two outputs", "masked")),
+    ],
 )
 def case(request):
     """A plain model, a pipeline with the same weights, the images and the labels."""

@@ -74,7 +74,13 @@ def trained_and_predicted(model):
         (3, 12, {"unroll": False}, "except_last"),
         pytest.param(2, 3, {"schedule": "1f1b"}, "never", marks=pytest.mark.long),
         pytest.param(4, 11, {"schedule": "1f1b"}, "never", marks=pytest.mark.long),
-        (2, 3, {"schedule": "interleaved_1f1b", "num_stages": 4}, "always"),
+        pytest.param(
+            2,
+            3,
+            {"schedule": "interleaved_1f1b", "num_stages": 4},
+            "always",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_fit_evaluate_and_predict_are_those_of_the_plain_model(
@@ -95,29 +101,17 @@ def one_hot(labels):
     return np.eye(CLASSES, dtype="float32")[labels]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("loss", "weights"),
     [
-        pytest.param("mse", None, id="by name", marks=pytest.mark.long),
+        pytest.param("mse", None, id="by name"),
         pytest.param("mse", WEIGHTS, id="by name, weighted"),
         pytest.param(
-            lambda labels, outputs: tf.abs(labels - outputs),
-            WEIGHTS,
-            id="function, weighted",
-            marks=pytest.mark.long,
+            lambda labels, outputs: tf.abs(labels - outputs), WEIGHTS, id="function, weighted"
         ),
-        pytest.param(
-            keras.losses.MeanSquaredError(reduction="sum"),
-            None,
-            id="sum",
-            marks=pytest.mark.long,  # test_losses.py has a sum.
-        ),
-        pytest.param(
-            keras.losses.MeanSquaredError(reduction="sum"),
-            WEIGHTS,
-            id="sum, weighted",
-            marks=pytest.mark.long,
-        ),
+        pytest.param(keras.losses.MeanSquaredError(reduction="sum"), None, id="sum"),
+        pytest.param(keras.losses.MeanSquaredError(reduction="sum"), WEIGHTS, id="sum, weighted"),
     ],
 )
 def test_losses_count_as_in_the_plain_model(loss, weights):
@@ -139,17 +133,12 @@ def test_regularization_counts_once_a_batch():
     assert own[0] > 1.5 * trained_plain()[0][0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "optimizer",
     [
-        pytest.param(
-            lambda: keras.optimizers.Adam(1e-3, global_clipnorm=0.1),
-            id="clipped Adam",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            lambda: LARS(0.1, momentum=0.9, weight_decay=1e-3), id="LARS", marks=pytest.mark.long
-        ),
+        pytest.param(lambda: keras.optimizers.Adam(1e-3, global_clipnorm=0.1), id="clipped Adam"),
+        pytest.param(lambda: LARS(0.1, momentum=0.9, weight_decay=1e-3), id="LARS"),
         pytest.param(
             lambda: keras.mixed_precision.LossScaleOptimizer(
                 keras.optimizers.SGD(0.01), dynamic=False, initial_scale=1024
@@ -170,7 +159,11 @@ def test_updates_are_not_compiled():
     assert not optimizer.jit_compile
 
 
-@pytest.mark.parametrize("built", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "built",
+    [False, True],
+)
 def test_fit_traces_a_step_once(monkeypatch, built):
     model, traced = GPipe(blocks(), DEVICES[:2], num_micro_batches=2), []
     if built:
@@ -237,6 +230,7 @@ def fit(model):
     model.fit(IMAGES, LABELS, batch_size=25, shuffle=False, verbose=0)
 
 
+@pytest.mark.long
 def test_a_checkpoint_goes_on_in_another_balance(tmp_path):
     first = noisy_model([1, 3], "always")
     fit(first)
@@ -422,6 +416,7 @@ def test_a_saved_model_predicts(model_and_predictions, tmp_path):
     np.testing.assert_allclose(loaded.predict(IMAGES, verbose=0), expected, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_a_keras_file_is_loaded_on_one_device(model_and_predictions, tmp_path):
     model, expected = model_and_predictions
     model.save(tmp_path / "model.keras")

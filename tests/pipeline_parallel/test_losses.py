@@ -316,7 +316,6 @@ def check(name, stages, micro_batches, **options):
 
 FEW = {
     "U-Net, ignore_class": (4, 3),
-    "contrastive": (2, 3),
     "add_loss": (4, 3),
 }
 GRID = list(itertools.product((1, 2, 4), (1, 3, 4)))
@@ -336,12 +335,13 @@ def test_gpipe(name, stages, micro_batches):
     check(name, stages, micro_batches)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "keep"),
     [
         ("masked tagger", "except_last"),
         *(
-            pytest.param(name, keep, marks=pytest.mark.long)
+            (name, keep)
             for name in CASES
             for keep in ("always", "never")
             # See the next test.
@@ -373,17 +373,14 @@ def test_1f1b(name, stages, micro_batches):
     check(name, stages, micro_batches, schedule="1f1b")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "devices", "micro_batches"),
     [
-        ("two outputs", 2, 4),
-        *(
-            pytest.param(name, *pair, marks=pytest.mark.long)
-            for name, case in CASES.items()
-            if case.splits
-            for pair in ((1, 3), (2, 3), (2, 4))
-            if (name, *pair) != ("two outputs", 2, 4)
-        ),
+        (name, *pair)
+        for name, case in CASES.items()
+        if case.splits
+        for pair in ((1, 3), (2, 3), (2, 4))
     ],
 )
 def test_interleaved_1f1b(name, devices, micro_batches):
@@ -397,7 +394,15 @@ def test_interleaved_1f1b(name, devices, micro_batches):
     )
 
 
-@pytest.mark.parametrize("name", REFUSALS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=pytest.mark.long if name in ("U-Net, ignore_class", "contrastive") else ()
+        )
+        for name in REFUSALS
+    ],
+)
 def test_1f1b_refuses_what_does_not_split(name):
     case = CASES[name]
     assert not case.splits
@@ -422,7 +427,11 @@ def test_1f1b_refuses_if_one_of_several_losses_does_not_split():
         model.train_on_batch(IMAGES, labels)
 
 
-@pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.long), "1f1b"])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "schedule",
+    ["gpipe", "1f1b"],
+)
 def test_a_dict_of_losses_may_leave_outputs_out(schedule):
     class ThreeHeads(TwoHeads):
         def call(self, inputs):

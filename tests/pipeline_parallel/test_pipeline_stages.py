@@ -313,7 +313,11 @@ def test_masks_reach_the_next_stage():
     np.testing.assert_allclose(Pipeline(blocks, DEVICES[:2])(numbers), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.long), "1f1b"])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "schedule",
+    ["gpipe", "1f1b"],
+)
 def test_loops_in_a_block_outlive_the_trace(schedule):
     """TensorFlow deletes a loop's functions with the graph in which they were traced."""
     blocks = [layers.Reshape([4, 1]), layers.SimpleRNN(3), layers.Dense(2)]
@@ -386,8 +390,10 @@ class Attention(layers.Layer):
         return tf.reduce_sum(self.attention(inputs, inputs, training=training), axis=-1)
 
 
-@pytest.mark.parametrize("make", [lambda: layers.Dropout(0.5), Attention])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(
+    "make", [lambda: layers.Dropout(0.5), pytest.param(Attention, marks=pytest.mark.long)]
+)
+@pytest.mark.parametrize("schedule", ["gpipe", pytest.param("1f1b", marks=pytest.mark.long)])
 def test_dropout_of_keras_where_nothing_is_recomputed(make, schedule):
     """The backward pass gets the mask of the forward pass."""
 

@@ -46,13 +46,14 @@ def test_a_server_that_is_not_there():
         stage_devices(2, [server])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("graph", "servers"),
     [
         ("loops", 1),
-        pytest.param("loops", 2, marks=pytest.mark.long),
-        pytest.param("unrolled", 2, marks=pytest.mark.long),
+        ("loops", 2),
+        ("unrolled", 2),
     ],
 )
 def test_stages_in_servers_compute_the_same(run_python, tmp_path, graph, servers):

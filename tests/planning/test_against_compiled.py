@@ -14,13 +14,14 @@ DATA = {"synthetic": True, "num_classes": 1000}
 RESNET50 = Config(**DATA, batch_size=8192, precision="mixed_float16")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "accelerator"),
     [
         ("facebook_1h_8k", "p100"),
-        pytest.param("tencent_4min_resnet50", "p40", marks=pytest.mark.long),
-        pytest.param("mlperf_4k_h100", "h100", marks=pytest.mark.long),
-        pytest.param("resnet50_h100_4x8_mixed_float16", "h100", marks=pytest.mark.long),
+        ("tencent_4min_resnet50", "p40"),
+        ("mlperf_4k_h100", "h100"),
+        ("resnet50_h100_4x8_mixed_float16", "h100"),
     ],
 )
 def test_memory(name, accelerator):

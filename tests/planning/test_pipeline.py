@@ -39,11 +39,13 @@ def test_parameters_and_memory(plan):
     assert plan.memory[0].inputs == 32 * 16 * 16 * 3 * 4
 
 
+@pytest.mark.long
 def test_copies_of_weights_are_counted():
     config = CONFIG.replace(optimizer="sgd", ema_decay=0.9, lookahead_every=5)
     assert plan_pipeline(config).slots == 3
 
 
+@pytest.mark.long
 def test_mixed_precision(plan):
     half = plan_pipeline(CONFIG.replace(precision="mixed_bfloat16"))
     assert half.memory[0].inputs == 32 * 16 * 16 * 3 * 2
@@ -71,6 +73,7 @@ def test_stages_fit(plan):
         plan_pipeline(CONFIG, limit=0.1 * most)
 
 
+@pytest.mark.long
 def test_a_balance_that_does_not_fit_is_reported(plan):
     config = CONFIG.replace(pipeline_balance=plan.balance)
     assert "DOES NOT FIT" in plan_pipeline(config, limit=1000.0).table()
@@ -127,6 +130,7 @@ def test_the_speed_up_is_over_a_device_that_stores_all_activations(schedule, rem
     assert f"time        {own.simulation.seconds:.4g} s for a batch, {1 / ratio:.3f} of" in seconds
 
 
+@pytest.mark.long
 def test_a_limit_is_of_each_device():
     """Of the sum of its stages, for which the balance is chosen as for a given one."""
     options = {"pipeline_schedule": "interleaved_1f1b", "pipeline_stages_per_device": 2}

@@ -98,6 +98,7 @@ def test_segments_are_suggested_where_xla_fuses(pod):
     assert f"--fusion_segments={left.segments[0]}" in left.table()
 
 
+@pytest.mark.long
 def test_only_algorithms_that_training_has_are_listed(pod):
     def algorithms(plan):
         lines = plan.table().split("\nalgorithm ")[1].split("\n\n")[0].splitlines()
@@ -118,6 +119,7 @@ def test_only_algorithms_that_training_has_are_listed(pod):
     assert other.time == builtin.time
 
 
+@pytest.mark.long
 def test_all_reduce_in_16_bits():
     """Half of the bytes; an exchange has other steps than a ring."""
     config = CONFIG.replace(fusion_bytes=0)
@@ -159,6 +161,7 @@ def test_progressive_resizing():
     assert json.loads(plan.json())["steps_of_other_sizes"] == {"16": 15 * epoch}
 
 
+@pytest.mark.long
 def test_selected_images():
     """A forward pass more, both passes of half of the images; their number is as before."""
     whole, half = (

@@ -71,6 +71,7 @@ def test_rows_and_bytes(resnet50):
     assert sum(own.fused_bytes for own in others) < 0.02 * sum(own.bytes for own in others)
 
 
+@pytest.mark.long
 def test_twice_the_images_are_twice_the_work():
     one, two = (count_step(SMALL, images, 1, 1) for images in (4, 8))
     assert two.flops == pytest.approx(2 * one.flops, rel=1e-3)
@@ -78,6 +79,7 @@ def test_twice_the_images_are_twice_the_work():
     assert two.gradients == one.gradients
 
 
+@pytest.mark.long
 def test_mixed_precision_halves_the_traffic():
     full, half = (
         count_step(SMALL.replace(precision=own), 8, 1, 1) for own in ("float32", "mixed_bfloat16")
@@ -131,6 +133,7 @@ def test_updates_of_muon():
     assert not count_step(config.replace(optimizer="sgd"), 4, 1, 1).updates
 
 
+@pytest.mark.long
 def test_blocks_are_the_network():
     """The blocks of a pipeline together have the network's FLOPs."""
     blocks = count_blocks(SMALL, 4)

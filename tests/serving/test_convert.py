@@ -57,6 +57,7 @@ def prepared(files, validation):
     return np.stack([prepare_image(encoded, **options) for encoded in validation[0]])
 
 
+@pytest.mark.long
 @kinds
 def test_predictions_are_those_of_evaluation(files, prepared, evaluated, kind):
     answers = RUN[kind](files[kind], prepared)
@@ -68,6 +69,7 @@ def test_predictions_are_those_of_evaluation(files, prepared, evaluated, kind):
     np.testing.assert_array_equal(top5, np.argsort(-evaluated)[:, :5])
 
 
+@pytest.mark.long
 @kinds
 def test_any_batch_size(files, prepared, kind):
     whole = RUN[kind](files[kind], prepared[:7])
@@ -77,6 +79,7 @@ def test_any_batch_size(files, prepared, kind):
             np.testing.assert_allclose(values, whole[name][:size], rtol=0, atol=1e-5)
 
 
+@pytest.mark.long
 @kinds
 def test_description(files, config, kind):
     assert describe(files[kind]) == {
@@ -90,6 +93,7 @@ def test_description(files, config, kind):
     }
 
 
+@pytest.mark.long
 def test_inputs_and_outputs_have_names(files):
     session = onnxruntime.InferenceSession(files["onnx"])
     (pixels,) = session.get_inputs()
@@ -100,17 +104,15 @@ def test_inputs_and_outputs_have_names(files):
     assert sorted(signature["outputs"]) == ["features", "probabilities"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
         pytest.param(
             {"model": "resnet18", "image_size": 32, "zero_gamma": False, "antialias": True},
             id="resnet18",
-            marks=pytest.mark.long,
         ),
-        pytest.param(
-            {"model": "alexnet_bn", "image_size": 64}, id="alexnet_bn", marks=pytest.mark.long
-        ),
+        pytest.param({"model": "alexnet_bn", "image_size": 64}, id="alexnet_bn"),
         pytest.param(
             {
                 "model": "resnet8",
@@ -119,7 +121,6 @@ def test_inputs_and_outputs_have_names(files):
                 "train_until": ("1 epochs",),
             },
             id="resnet8",
-            marks=pytest.mark.long,
         ),
     ],
 )
@@ -146,6 +147,7 @@ def test_networks(options, tmp_path, monkeypatch):
     assert features.std() > 0
 
 
+@pytest.mark.long
 def test_command(config, trained, files, tmp_path, capfd):
     paths = {kind: f"{tmp_path}/model.{kind}" for kind in EXPORT}
     flags = [f"--{kind}={path}" for kind, path in paths.items()]
@@ -168,6 +170,7 @@ def test_existing_file(kind, config, tmp_path):
     assert path.read_text() == "mine"
 
 
+@pytest.mark.long
 @kinds
 def test_file_that_cannot_be_written(kind, files, trained, tmp_path):
     (tmp_path / "file").write_text("")
@@ -188,6 +191,7 @@ def test_without_tf2onnx(config, tmp_path, monkeypatch):
         export_onnx(config, tmp_path / "model.onnx")
 
 
+@pytest.mark.long
 def test_a_tflite_file_is_also_a_zip_file(files):
     content = pathlib.Path(files["tflite"]).read_bytes()
     assert content[4:8] == b"TFL3"

@@ -121,6 +121,7 @@ def test_images_of_any_size_and_kind(exported, validation):
     assert probabilities.sum() == pytest.approx(1, rel=1e-5)
 
 
+@pytest.mark.long
 def test_model_and_checkpoint_export_the_same(trained, exported, validation, tmp_path):
     directory = export(trained, str(tmp_path / "model"), top_k=3)
     assert directory == str(tmp_path / "model")
@@ -234,6 +235,7 @@ def test_images_above_the_limit(exported_for_small_images, validation):
         assert (answers[output].numpy()[1:4] == 0).all()
 
 
+@pytest.mark.long
 def test_predict_names_the_size_of_large_images(exported_for_small_images, tmp_path):
     Image.new("L", (30, 40)).save(tmp_path / "large.png")
     (answer,) = predict(exported_for_small_images, [str(tmp_path / "large.png")])
@@ -333,6 +335,7 @@ def test_the_crop_can_be_changed(config, trained, exported, validation, tmp_path
     assert np.abs(by_class(classes, probabilities) - by_class(other[0], other[2])).max() > 0.01
 
 
+@pytest.mark.long
 def test_the_image_size_can_be_changed(config, twin, validation, tmp_path):
     directory = tmp_path / "model"
     arguments = [f"--model_dir={config.model_dir}", f"--saved_model={directory}", "--top_k=10"]
@@ -367,6 +370,7 @@ def test_directory_that_cannot_be_written(trained, tmp_path):
         export(trained, tmp_path / "file" / "model")
 
 
+@pytest.mark.long
 def test_other_folders_are_kept_and_no_temporary_one(trained, tmp_path, monkeypatch):
     (tmp_path / "model.tmp").mkdir()
     (tmp_path / "model.tmp" / "precious").write_text("photographs")

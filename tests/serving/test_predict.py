@@ -94,6 +94,7 @@ def test_bad_files_do_not_affect_others(model, images, bad, answers):
     assert flat(found[::2]) == flat(answers[: len(bad)])
 
 
+@pytest.mark.long
 def test_other_formats_that_prepare_reads(model, images, answers, tmp_path):
     kinds = {"gif": 0, "tiff": 1, "bmp": 3, "webp": 5}  # of a JPEG, and of PNGs
     paths = {kind: str(tmp_path / f"image.{kind}") for kind in kinds}

@@ -30,6 +30,7 @@ def test_place(model):
     assert signatures == ["serving_default", "features", "pixels"]
 
 
+@pytest.mark.long
 def test_a_session_runs_the_requests(model):
     """TensorFlow Serving runs a SavedModel in a session, by its signatures' names of tensors."""
     requests = read_requests(model)

@@ -50,6 +50,7 @@ def test_every_mutant_gets_an_answer(answer):
     assert outcomes["GIF"]["GIF cannot be decoded: convert it to a baseline JPEG or to PNG"] > 40
 
 
+@pytest.mark.long
 def test_a_good_image_with_another_answer_is_noticed(answer):
     def careless(images):
         answers = answer(images)

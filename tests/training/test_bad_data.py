@@ -153,6 +153,7 @@ def summary(config, killed):
     return train(config, model=small_network)
 
 
+@pytest.mark.long
 def test_unreadable_images_do_not_change_the_weights(config, summary, digits, tmp_path):
     """All of them are bad in one way here: they have no part in a run, whatever is wrong."""
     one_way = dict.fromkeys(BAD, "wrong label")

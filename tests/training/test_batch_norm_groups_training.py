@@ -38,25 +38,16 @@ def one_device(digits):
 
 
 # In the default run, tests/layers/test_grouped_batch_normalization.py has groups of devices.
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "workers"),
     [
-        pytest.param(
-            {"strategy": "mirrored", "logical_cpus": 2, "batch_norm_batch_size": 32},
-            0,
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            {"strategy": "multi_worker", "batch_norm_batch_size": 32}, 2, marks=pytest.mark.long
-        ),
+        ({"strategy": "mirrored", "logical_cpus": 2, "batch_norm_batch_size": 32}, 0),
+        ({"strategy": "multi_worker", "batch_norm_batch_size": 32}, 2),
         # Of two workers each takes every other image, so that their first micro-batches are the
         # first half of one device's batch.
-        pytest.param(
-            {"strategy": "multi_worker", "batch_norm_batch_size": 16, "accumulation_steps": 2},
-            2,
-            marks=pytest.mark.long,
-        ),
+        ({"strategy": "multi_worker", "batch_norm_batch_size": 16, "accumulation_steps": 2}, 2),
     ],
     ids=["devices", "workers", "micro_batches"],
 )
@@ -156,6 +147,7 @@ build_model(Config(**options, model="resnet8", batch_norm_batch_size=8, xla=True
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_four_devices(run_python):
     run_python(["-c", ON_FOUR_DEVICES])

@@ -246,6 +246,7 @@ def test_an_error_restores_the_precision():
     assert keras.mixed_precision.global_policy().name == "float32"
 
 
+@pytest.mark.long
 def test_loss_scale():
     fixed = build_model(SMALL.replace(precision="mixed_float16", loss_scale=128.0)).optimizer
     assert (fixed.dynamic, fixed.loss_scale.numpy()) == (False, 128)
@@ -288,6 +289,7 @@ def test_muon_leaves_depthwise_kernels_to_sgd():
     assert [i for i, own in enumerate(mask) if own] == sorted({*kernels} - {*depthwise})
 
 
+@pytest.mark.long
 def test_a_saved_model_is_its_network(tmp_path):
     model = build_model(SMALL.replace(precision="mixed_bfloat16", optimizer="lars"))
     model.optimizer.build(model.trainable_variables)

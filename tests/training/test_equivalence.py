@@ -43,7 +43,7 @@ JOBS = {
     "four_workers": ({"strategy": "multi_worker"}, 4),
 }
 # Replicas and micro-batches at once show what either would. Workers of the quick run are in
-# test_batch_norm_groups_training.py.
+# tests/distribute/test_all_reduce.py.
 QUICK = ("one_device", "replicas_and_micro_batches")
 ALL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in JOBS]
 OTHERS = [name for name in ALL if name.values != ("one_device",)]

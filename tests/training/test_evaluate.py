@@ -97,7 +97,8 @@ def test_the_default_batch_is_trainings_if_the_result_depends_on_it(
         evaluate(config.replace(**views))
 
 
-@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.long
+@pytest.mark.parametrize("on_device", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_another_image_size_than_in_training(config, saved, expected, on_device):
     config = config.replace(data_on_device=on_device)
     result = evaluate(config.replace(eval_image_size=24))
@@ -135,7 +136,11 @@ def test_a_notebooks_fit_and_evaluate_count_each_image_once(config):
     assert told["examples"] == 500
 
 
-@pytest.mark.parametrize("on_device", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "on_device",
+    [False, True],
+)
 def test_predictions_are_those_that_are_evaluated(config, on_device):
     config = config.replace(data_on_device=on_device, eval_batch_size=50)
     model = build_model(config, model=small_network)
@@ -152,6 +157,7 @@ def test_predictions_are_those_that_are_evaluated(config, on_device):
     assert right.mean() == pytest.approx(told["top1"])
 
 
+@pytest.mark.long
 def test_command_prints_a_table(config, saved, expected, capfd):
     arguments = ["evaluate", f"--model_dir={config.model_dir}"]
     assert commands.run(arguments) == 0
@@ -165,6 +171,7 @@ def test_command_prints_a_table(config, saved, expected, capfd):
     }
 
 
+@pytest.mark.long
 def test_command_prints_the_metrics_of_each_class(config, saved, capfd, monkeypatch):
     """The confusion matrix is compared with NumPy, its metrics with scikit-learn."""
     arguments = ["evaluate", f"--model_dir={config.model_dir}", "--per_class"]
@@ -205,7 +212,11 @@ def with_test(config, saved, tmp_path_factory):
     return config.replace(data_dir=str(directory))
 
 
-@pytest.mark.parametrize("on_device", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "on_device",
+    [False, True],
+)
 def test_the_test_split(with_test, saved, on_device):
     # As in the recipes with images on devices, where nothing else may be drawn in groups.
     config = with_test.replace(data_on_device=on_device, augment_in_groups=on_device)
@@ -223,6 +234,7 @@ def test_validation_images_where_there_is_a_test_split(with_test, saved):
     assert evaluate(with_test)["examples"] == 30
 
 
+@pytest.mark.long
 def test_a_notebook_evaluates_on_the_test_split(with_test, saved):
     told = saved.evaluate(make_dataset(with_test, "test"), verbose=0, return_dict=True)
     assert told["examples"] == 20
@@ -230,6 +242,7 @@ def test_a_notebook_evaluates_on_the_test_split(with_test, saved):
         make_dataset(with_test.replace(data_on_device=True), "test")
 
 
+@pytest.mark.long
 def test_command_evaluates_on_the_test_split(config, saved, with_test, capfd):
     arguments = ["evaluate", f"--model_dir={config.model_dir}", "--json"]
     assert commands.run([*arguments, f"--data_dir={with_test.data_dir}", "--split=test"]) == 0
@@ -240,6 +253,7 @@ def test_command_evaluates_on_the_test_split(config, saved, with_test, capfd):
     assert "must be validation or test; did you mean 'test'?" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_devices_that_do_not_divide_the_training_batch(
     config, saved, expected, run_python, tmp_path
 ):
@@ -261,12 +275,11 @@ _PIPELINE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "flags"),
     [
-        pytest.param(
-            {"strategy": "tpu", "tpu": "a-pod", "logical_cpus": 2}, [], marks=pytest.mark.long
-        ),
+        ({"strategy": "tpu", "tpu": "a-pod", "logical_cpus": 2}, []),
         (_PIPELINE, ["--pipeline_stages=3"]),
     ],
     ids=["tpu", "pipeline"],
@@ -310,7 +323,11 @@ def test_default_batch_size(config, saved, monkeypatch, changes, images):
     assert seen.value.args == (images,)
 
 
-@pytest.mark.parametrize("on_device", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "on_device",
+    [False, True],
+)
 def test_evaluation_writes_nothing(config, saved, tmp_path, on_device):
     """Whose list of unreadable images is training's."""
     data = tmp_path / "data"
@@ -325,6 +342,7 @@ def test_evaluation_writes_nothing(config, saved, tmp_path, on_device):
     assert sorted(pathlib.Path(config.model_dir).rglob("*")) == before
 
 
+@pytest.mark.long
 def test_loss_scale_and_another_precision(config, saved, tmp_path, capfd):
     half = config.replace(model_dir=str(tmp_path), precision="mixed_float16", loss_scale=128.0)
     claim_model_dir(half, saved.labels)
@@ -385,6 +403,7 @@ def test_no_validation_images(config, saved):
         evaluate(config.replace(synthetic=True, num_classes=10))
 
 
+@pytest.mark.long
 def test_needs_no_data_that_the_training_fits(config, saved, expected):
     """A batch may have more images, and a warmup more steps, than a run on what is evaluated."""
     # There are 1438 training images.
@@ -392,15 +411,12 @@ def test_needs_no_data_that_the_training_fits(config, saved, expected):
     assert evaluate(other)["top1"] == pytest.approx(expected["top1"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
         (pathlib.Path.unlink, "No such file or directory"),
-        pytest.param(
-            lambda shard: (shard.unlink(), shard.mkdir()),
-            "Is a directory",
-            marks=pytest.mark.long,
-        ),
+        (lambda shard: (shard.unlink(), shard.mkdir()), "Is a directory"),
     ],
 )
 def test_a_shard_that_cannot_be_read_any_more(

@@ -92,6 +92,7 @@ def test_head_is_found_before_a_scale(tmp_path):
     assert_same(found, {**before, HEAD[0]: fresh[HEAD[0]]})
 
 
+@pytest.mark.long
 def test_equally_many_other_classes_get_a_new_head(tmp_path):
     labels = tuple(f"kind {i}" for i in range(10))
     config = SMALL.replace(model_dir=str(tmp_path))
@@ -115,6 +116,7 @@ def test_initial_weights_whatever_the_precision_and_devices(run):
     assert_same(values(build_model(config)), run.values)
 
 
+@pytest.mark.long
 def test_averaged_weights_are_loaded_into_weights_and_average(tmp_path):
     before = make_run(tmp_path, ema_decay=0.9)
     with before.averaged_weights():
@@ -149,6 +151,7 @@ def test_dropout_has_no_weights_in_a_run_and_an_export(tmp_path):
         assert_same(weights, {name: before[name] for name in weights})
 
 
+@pytest.mark.long
 def test_initial_weights_of_a_pipeline_run_need_no_pipeline(tmp_path):
     before = values(make_run(tmp_path))
     file = tmp_path / CONFIG_FILE
@@ -156,6 +159,7 @@ def test_initial_weights_of_a_pipeline_run_need_no_pipeline(tmp_path):
     assert_same(values(build_model(SMALL.replace(initial_weights=str(tmp_path)))), before)
 
 
+@pytest.mark.long
 def test_a_run_resumes_without_its_initial_weights(run, tmp_path):
     """Its checkpoint has all of them."""
     given = tmp_path / "given"
@@ -240,12 +244,14 @@ def test_another_programs_savedmodel_is_named(tmp_path):
         build_model(SMALL.replace(initial_weights=str(tmp_path / "other")))
 
 
+@pytest.mark.long
 def test_another_networks_weights_change_nothing(run):
     config = SMALL.replace(initial_weights=run.path, model="resnet14")
     with pytest.raises(UserError, match="another network than resnet14: kernel of stage1_block2"):
         build_model(config)
 
 
+@pytest.mark.long
 def test_another_network_with_the_same_weights_is_named(tmp_path, capfd):
     airbench = {"model": "airbench94", "width": 4}
     make_run(tmp_path, **airbench, group_activation="silu")

@@ -23,6 +23,7 @@ def workers(tmp_path_factory, run_python_session):
     return results, job.stdout + job.stderr, out
 
 
+@pytest.mark.long
 def test_the_chief_s_times_decide(workers):
     (chief, other), _, _ = workers
     assert chief["segments"] == other["segments"] == []
@@ -31,12 +32,14 @@ def test_the_chief_s_times_decide(workers):
     assert len(chief["seconds"]) == 2
 
 
+@pytest.mark.long
 def test_trials_leave_the_model_as_it_was(workers):
     """Also the moving averages of batch norm, which sees images in them."""
     results, _, _ = workers
     assert [own["changed"] for own in results] == [[], []]
 
 
+@pytest.mark.long
 def test_a_run_times_once_and_resumes_with_its_choice(workers):
     results, output, out = workers
     assert [own["trials"] for own in results] == [[2, 2], [2, 2]]
@@ -46,6 +49,7 @@ def test_a_run_times_once_and_resumes_with_its_choice(workers):
     assert chosen == {"replicas": 2, "fusion_segments": []}
 
 
+@pytest.mark.long
 def test_the_chief_s_file_counts(workers):
     results, _, _ = workers
     assert [own["loaded"] for own in results] == [[1, 7], [1, 7]]

@@ -344,7 +344,11 @@ def test_evaluation_and_prediction_do_not_mix():
     )
 
 
-@pytest.mark.parametrize("accumulation_steps", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "accumulation_steps",
+    [1, 2],
+)
 def test_xla_takes_the_same_steps(accumulation_steps):
     plain, compiled = (
         classifier(Mixer(0.4, 1.0, 3), xla=xla, accumulation_steps=accumulation_steps)
@@ -413,18 +417,14 @@ def random_batches(config):
     return tf.data.Dataset.from_tensors((images, labels)).repeat()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
+        {"mixup_alpha": 0.2},
         {"mixup_alpha": 0.2, "cutmix_alpha": 1.0, "precision": "mixed_float16"},
-        *(
-            pytest.param(options, marks=pytest.mark.long)
-            for options in (
-                {"mixup_alpha": 0.2},
-                {"cutmix_alpha": 1.0, "precision": "mixed_bfloat16"},
-                {"mixup_alpha": 0.2, "cutmix_alpha": 1.0, "xla": True, "accumulation_steps": 2},
-            )
-        ),
+        {"cutmix_alpha": 1.0, "precision": "mixed_bfloat16"},
+        {"mixup_alpha": 0.2, "cutmix_alpha": 1.0, "xla": True, "accumulation_steps": 2},
     ],
     ids=str,
 )

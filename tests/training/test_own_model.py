@@ -203,6 +203,7 @@ def test_a_model_gets_the_trained_weights(run, ready):
     assert (predicted == labels).mean() == pytest.approx(result["top1"])
 
 
+@pytest.mark.long
 def test_a_model_gets_the_best_weights_that_are_kept(config, tmp_path, capsys):
     """Here those of the first evaluation: then the model gets worse, with a huge learning rate."""
     config = config.replace(
@@ -237,6 +238,7 @@ def test_a_model_without_weights_gets_them(config, tmp_path):
     assert_close(model.get_weights(), network_of(last).get_weights())
 
 
+@pytest.mark.long
 def test_exported_predictions_are_the_models(run, ready, tmp_path):
     served = tf.saved_model.load(export(run, tmp_path / "exported", model=ready))
     pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3), "uint8")
@@ -349,6 +351,7 @@ def measured(num_classes, image_shape):
     return keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(num_classes), Measured()])
 
 
+@pytest.mark.long
 def test_metrics_of_layers_are_left_out_of_exported_models(config, tmp_path, capsys):
     model = build_model(config, model=measured)
     expected = "metrics of add_metric are not computed"

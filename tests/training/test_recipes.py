@@ -491,6 +491,7 @@ def test_fine_tuning_ends_at_learning_rate_0(name):
     assert 0 < last < 1e-4
 
 
+@pytest.mark.long
 def test_fine_tune_takes_what_its_header_says_of_keras_weights():
     header = (ROOT / "imagenet_fast" / "recipes" / "fine_tune.flags").read_text()
     network = keras.applications.ResNet50(weights=None, include_top=False)

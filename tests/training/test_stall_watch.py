@@ -220,6 +220,7 @@ class Hang(keras.callbacks.Callback):
             os.mkfifo(self._shard)
 
 
+@pytest.mark.long
 def test_a_run_names_the_shard_that_it_waits_for(digits, tmp_path, monkeypatch):
     shutil.copytree(digits, tmp_path / "data")
     shard, aside = tmp_path / "data" / "train-00005-of-00008", tmp_path / "aside"

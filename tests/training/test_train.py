@@ -348,6 +348,7 @@ def test_a_run_that_reached_its_target_stays_finished(stopped, capsys):
     assert_same_weights(weights_in(config.model_dir), weights)
 
 
+@pytest.mark.long
 def test_early_stopping(config, tmp_path, capsys):
     config = config.replace(
         model_dir=str(tmp_path / "run"),
@@ -485,6 +486,7 @@ def test_workers_that_see_other_checkpoints_stop(config, summary, tmp_path, monk
         train(config.replace(model_dir=str(tmp_path / "run")))
 
 
+@pytest.mark.long
 def test_no_validation_split_and_rare_events(config, training_shards, tmp_path):
     """eval_every, checkpoint_every and log_every are longer than the run."""
     config = config.replace(
@@ -584,6 +586,7 @@ def growing(request, digits, tmp_path):
     return Config(data_dir=digits, model_dir=str(tmp_path / "whole"), **options)
 
 
+@pytest.mark.long
 def test_progressive_resizing(growing):
     sizes = Sizes()
     train(growing, callbacks=[sizes], model=small_network)

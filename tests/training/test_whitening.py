@@ -54,6 +54,7 @@ def test_number_of_images(on_digits, built):
     assert not np.allclose(whitening_of(built).kernel, other)
 
 
+@pytest.mark.long
 def test_filters_are_not_trained_and_biases_are(on_digits):
     model = build_model(on_digits.replace(model="airbench94", whitening=False, image_size=16))
     layer = whitening_of(model)
@@ -85,6 +86,7 @@ def test_other_networks_are_unchanged():
     assert not [layer for layer in model.submodules if isinstance(layer, PatchWhitening)]
 
 
+@pytest.mark.long
 def test_a_checkpoint_restores_its_filters(on_digits, built, tmp_path):
     path = tf.train.Checkpoint(model=built).save(str(tmp_path / "c"))
     other = build_model(on_digits.replace(synthetic=True, num_classes=10, data_dir=""))

@@ -21,7 +21,7 @@ def wrong(found, **arguments):
     "options",
     [
         {},
-        {"precision": "mixed_bfloat16"},
+        pytest.param({"precision": "mixed_bfloat16"}, marks=pytest.mark.long),
         {"precision": "mixed_bfloat16", "accumulation_steps": 2, "batch_norm_batch_size": 4},
         pytest.param(
             {"optimizer": "muon", "model": "airbench94", "width": 8, "image_size": 32},
@@ -115,6 +115,7 @@ def test_variables_of_another_type(lowered):
     assert "logits/kernel" in wrong(found, step=step)["variables changed"]
 
 
+@pytest.mark.long
 def test_losses_of_selected_images(lowered):
     """Those of all images, which select, and those of the selected."""
     found = lowered(select_by_loss=0.5)

@@ -28,6 +28,7 @@ def checks(found, **changes):
             "none: batch norm of each replica alone",
             "24 of f32 (75,295 numbers) among all 8",
             id="builtin",
+            marks=pytest.mark.long,
         ),
         # Two of each of seven layers: [sums, sums of squares, count].
         pytest.param(
@@ -56,6 +57,7 @@ def checks(found, **changes):
             "none: batch norm of each replica alone",
             "1 of f32 (8 numbers), 3 of bf16 (75,296 numbers) among all 8",
             id="segments",
+            marks=pytest.mark.long,
         ),
         pytest.param(
             {"batch_norm_batch_size": 64, "accumulation_steps": 2},
@@ -79,11 +81,12 @@ def test_recipes(lowered, options, statistics, gradients):
         ({}, GROUPED, f"14 are missing among {PAIRS}", ""),
         (GROUPED, {"batch_norm_batch_size": 0}, "", f"there are all-reduces among {PAIRS}"),
         ({}, TORUS, "", "there are all-reduces among all 8"),
-        (
+        pytest.param(
             TORUS,
             {"all_reduce": "auto"},
             "",
             "there are all-reduces among (0,1,2,3 4,5,6,7) and (0,4 1,5",
+            marks=pytest.mark.long,
         ),
         (
             TORUS,
@@ -126,6 +129,7 @@ def strided(replicas, size):
     return columns(consecutive(replicas, replicas // size))
 
 
+@pytest.mark.long
 def test_batch_norm_with_replicas_that_are_no_neighbours(lower_anew, monkeypatch):
     monkeypatch.setattr(grouped_batch_normalization, "consecutive", strided)
     statistics, _ = checks(lower_anew(**GROUPED))
@@ -135,6 +139,7 @@ def test_batch_norm_with_replicas_that_are_no_neighbours(lower_anew, monkeypatch
     )
 
 
+@pytest.mark.long
 def test_batch_norm_without_its_sum_backward(lower_anew, monkeypatch):
     original = grouped_batch_normalization.group_sum
     monkeypatch.setattr(
@@ -154,6 +159,7 @@ def test_gradients_of_half_of_the_replicas(lower_anew, monkeypatch):
     assert checks(lower_anew())[1].wrong == "there are all-reduces among (0,1,2,3 4,5,6,7)"
 
 
+@pytest.mark.long
 def test_gradients_that_are_left_out(lower_anew, monkeypatch):
     original = Classifier._all_reduce
 
@@ -167,6 +173,7 @@ def test_gradients_that_are_left_out(lower_anew, monkeypatch):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("orders", "expected"),
     [
@@ -174,7 +181,6 @@ def test_gradients_that_are_left_out(lower_anew, monkeypatch):
             [("rows", "columns"), ("rows", "columns")],
             "75,304 numbers go along rows first, but 0",
             id="one_order",
-            marks=pytest.mark.long,
         ),
         pytest.param(
             [("rows", "columns"), ("columns",)],
@@ -185,7 +191,6 @@ def test_gradients_that_are_left_out(lower_anew, monkeypatch):
             [("rows", "columns"), ("columns", "rows", "columns")],
             "numbers go along the first axis",
             id="thrice",
-            marks=pytest.mark.long,
         ),
     ],
 )

@@ -58,6 +58,7 @@ def test_half_precision_that_keras_has_not_for_tpus(lower_anew):
         lower_anew(precision="mixed_float16")
 
 
+@pytest.mark.long
 def test_half_precision_of_gpus(lowered):
     found = lowered("GPU", precision="mixed_float16")
     checks = check_types(found.step, found.config, 8, 10)
@@ -70,6 +71,7 @@ def test_half_precision_of_gpus(lowered):
     assert any("current_loss_scale" in getattr(own, "name", "") for own in changed)
 
 
+@pytest.mark.long
 def test_one_core(lowered):
     config = lowered().config
     model = build_model(config, VirtualTPUStrategy([(0, 0, 0, 0)]))

@@ -83,7 +83,9 @@ def test_what_a_message_is_about(message, sources):
     assert Module(instructions, (), (), {}).sources_in(message) == sources
 
 
-@pytest.mark.parametrize("options", [{}, {"batch_norm_batch_size": 16}])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"batch_norm_batch_size": 16}, marks=pytest.mark.long)]
+)
 def test_parameters_are_the_arguments(lowered, options):
     step = lowered(**options).step
     assert len(step.arguments) == len(step.module.parameters)

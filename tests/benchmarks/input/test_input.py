@@ -166,13 +166,8 @@ def training_batch(config):
     return first(distributed_dataset(config, "train"))
 
 
-@pytest.mark.parametrize(
-    "enabled",
-    [
-        pytest.param(enabled, id=name, marks=() if name in ("all", "none") else pytest.mark.long)
-        for name, enabled in VARIANTS.items()
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("enabled", VARIANTS.values(), ids=VARIANTS)
 def test_each_variant_returns_the_same_batches(config, training_batch, enabled):
     """Digits are grey, so that crops decode to the same pixels with any optimization."""
     for own, other in zip(training_batch, first(make_variant(config, enabled))):
@@ -190,6 +185,7 @@ def stages(stage_datasets):
     return {name: first(stage) for name, stage in stage_datasets.items()}
 
 
+@pytest.mark.long
 def test_stages(stages):
     images, labels, _ = stages["transfer"]
     assert [len(batch) for batch in (stages["read"][0], stages["parse"][1])] == [16, 16]
@@ -201,6 +197,7 @@ def test_stages(stages):
     assert list(stages)[-1] == "transfer"
 
 
+@pytest.mark.long
 def test_resizing_comes_before_augmentation(stages):
     assert (stages["resize"].numpy() != stages["augment"].numpy()).any()
 
@@ -211,6 +208,7 @@ def test_without_a_flip_nothing_is_augmented(config):
     np.testing.assert_array_equal(first(plain["resize"]), first(plain["augment"]))
 
 
+@pytest.mark.long
 def test_bounds(config, stage_datasets):
     """They repeatedly decode training's crops, or whole images."""
     bounds = make_bounds(config, 2)

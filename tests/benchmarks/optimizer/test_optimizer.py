@@ -43,6 +43,7 @@ def test_all_optimizers_update_all_variables(monkeypatch):
     assert "Without Model Garden" in comparison.notes[-1]
 
 
+@pytest.mark.long
 def test_what_is_decayed_and_scaled(monkeypatch):
     made = []
     make_updater = optimizer._updater

@@ -210,6 +210,7 @@ def test_measured_bubbles_are_drawn():
     assert "20.0%" in report.text
 
 
+@pytest.mark.long
 def test_one_part_alone(parts):
     for name, results in parts.items():
         text = make_report({name: results}).text

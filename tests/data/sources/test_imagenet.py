@@ -427,6 +427,7 @@ def test_killed_run_resumes_to_the_same_bytes(miniature):
     assert len(again) <= len(miniature.kept) - miniature.done
 
 
+@pytest.mark.long
 def test_unusual_images_are_converted_and_reported_and_others_unchanged(miniature):
     manifest = read_manifest(miniature.killed)
     assert manifest.converted == {"CMYK JPEG": 1, "PNG": 1}

@@ -114,6 +114,7 @@ def test_settings_are_runs_of_their_own():
     assert len({setting.fingerprint for setting in settings}) == len(settings) == 2 * len(VARIANTS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("drawing", "way", "changed"),
     [
@@ -121,7 +122,7 @@ def test_settings_are_runs_of_their_own():
         # There are no colours to enlarge.
         (jpegs.BRIGHTNESS, "jpeg_upsampling=plain", False),
         pytest.param(jpegs.BRIGHTNESS, "jpeg_scaling", True, marks=pytest.mark.long),
-        (jpegs.COLOUR, "jpeg_upsampling=plain", True),
+        pytest.param(jpegs.COLOUR, "jpeg_upsampling=plain", True, marks=pytest.mark.long),
     ],
 )
 def test_which_ways_change_which_pixels(made, drawing, way, changed):

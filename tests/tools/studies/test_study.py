@@ -149,6 +149,7 @@ def run(digits, method="a", kind=settings.PLAIN, **changes):
     return training.run(setting(method, kind, **options), 1, digits)
 
 
+@pytest.mark.long
 def test_run(digits):
     result = run(digits)
     assert 0 < result["error"] < 0.5

@@ -72,6 +72,7 @@ def test_against_numpy(config, model, found):
     assert found.step == 7
 
 
+@pytest.mark.long
 def test_predictions_equal_those_of_evaluation(config, model, found):
     top1 = model.evaluate(distributed_dataset(config, "validation"), verbose=0, return_dict=True)[
         "top1"
@@ -154,12 +155,13 @@ def test_each_image_is_counted_once(config, model, monkeypatch):
 # --- Several replicas
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "workers"),
     [
         ({"strategy": "mirrored", "logical_cpus": 2}, 0),
-        pytest.param({"strategy": "multi_worker"}, 2, marks=pytest.mark.long),
+        ({"strategy": "multi_worker"}, 2),
     ],
     ids=["replicas", "workers"],
 )

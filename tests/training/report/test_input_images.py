@@ -31,6 +31,7 @@ def plain(config):
     return make_input_images(config, read_info(config), None, step=0)
 
 
+@pytest.mark.long
 def test_training_images_with_their_classes(config, plain):
     known = set()
     for images, labels, _ in make_dataset(config, "train"):
@@ -77,6 +78,7 @@ def test_mixed_images_are_those_of_the_mixer(config, plain):
     np.testing.assert_allclose(mixed.images, expected, atol=0.51)
 
 
+@pytest.mark.long
 def test_progressive_resizing(config):
     growing = config.replace(train_sizes=(8, 12), train_until="3 steps,8 steps")
     info = read_info(config)
