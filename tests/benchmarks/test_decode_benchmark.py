@@ -65,6 +65,7 @@ def test_too_few_jpegs(data):
         compare_decoding(config, 4, warmup=1, repeats=1)
 
 
+@pytest.mark.long
 def test_the_command_writes_what_it_measured(digits, tmp_path, capsys):
     output = tmp_path / "found"
     flags = ["--images=2", "--repeats=2", "--warmup=1", "--image_size=4"]

@@ -185,6 +185,7 @@ def test_what_is_no_image_is_told_so(data):
     assert reason(data) == NO_IMAGE
 
 
+@pytest.mark.long
 def test_every_beginning_of_a_file_has_a_reason():
     for form in ("JPEG", "PNG"):
         encoded = encode(form, 8, 8)

@@ -62,7 +62,6 @@ def test_wrong_shapes_raise(shape):
         resize_op.resize(tf.zeros(shape, tf.uint8), 8, "bilinear", False)
 
 
-@pytest.mark.long
 def test_evaluation_image_has_no_native_op():
     config = Config(image_size=8, resize_kernel="native")
     spec = tf.TensorSpec([], tf.string)

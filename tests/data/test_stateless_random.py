@@ -180,6 +180,7 @@ def test_each_place_is_taken_once(count):
         assert sorted(permutation(count, epoch=epoch)) == list(range(count))
 
 
+@pytest.mark.long
 def test_any_place_may_be_taken_anywhere():
     # As a graph, which takes a hundredth of the time.
     permute = tf.function(lambda epoch: permuted(tf.range(7), 7, 1, epoch, "order"))

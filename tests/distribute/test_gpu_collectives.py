@@ -41,7 +41,7 @@ STEPS = {
     "hierarchical": {"algorithm": "hierarchical", "group_size": 2},
     "torus_2d": {"algorithm": "torus_2d", "group_size": 2, "dtype": "bfloat16"},
 }
-FEW = ("keras", "hierarchical", "torus_2d")
+FEW = ("keras", "torus_2d")
 WAYS = [pytest.param(way, marks=() if way in FEW else pytest.mark.long) for way in STEPS]
 VALID = {"float16", "float32", "float64", "int32", "int64"}
 
@@ -138,6 +138,7 @@ def kinds(operations):
     return collections.Counter((operation["kind"], operation["size"]) for operation in operations)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_algorithms_are_those_that_were_asked_for(found):
     """Whole groups on one GPU: the ways to sum do not fall back on one another."""

@@ -48,11 +48,13 @@ def test_sum_and_bandwidth_over_four_devices(findings):
     assert numbers["gigabytes_per_second"] == pytest.approx(rate)
 
 
+@pytest.mark.long
 def test_an_unsupported_algorithm(findings):
     assert findings[2]["state"] == "wrong"
     assert "all_reduce=flat is for several workers" in findings[2]["found"]
 
 
+@pytest.mark.long
 def test_a_wrong_sum(findings):
     for own in findings[3:]:
         assert own["state"] == "wrong"

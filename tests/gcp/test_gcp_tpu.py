@@ -188,6 +188,7 @@ def test_create_requests_the_tpu_and_waits(bench):
     assert flags["spot"] and flags["valid-until-duration"] == "120m"
 
 
+@pytest.mark.long
 def test_create_on_demand_on_one_host(bench):
     bench.make_data()
     bench.settings.update(PROVISIONING="on_demand", ACCELERATOR_TYPE="v5litepod-8")
@@ -207,6 +208,7 @@ def test_create_again_creates_nothing(created):
     assert len(words(created, "create")) == 1
 
 
+@pytest.mark.long
 def test_create_resumes_waiting_for_a_request(bench):
     bench.make_data()
     bench.cloud.set_faults({"on": "queued-resources create", "do": "starve"})
@@ -253,6 +255,7 @@ def test_a_tpu_of_that_name_created_otherwise(created):
     assert "choose another NAME" in created.refused("--yes", "create")
 
 
+@pytest.mark.long
 def test_a_preempted_tpu_is_not_deleted_without_confirmation(created):
     created.cloud.preempt("my-tpu")
     output = created.refused("create")
@@ -540,6 +543,7 @@ def test_another_stack_gets_a_new_environment(bench):
         assert found.name.startswith(f"{name}-")
 
 
+@pytest.mark.long
 def test_nothing_is_installed_under_a_running_training(ready):
     (ready.cloud.folder / "hold").touch()
     process = ready.start("train")
@@ -595,6 +599,7 @@ def test_install_and_train_need_a_tpu(bench):
         assert "is not ready (request NONE, TPU NONE): run gcp/tpu create" in bench.refused(command)
 
 
+@pytest.mark.long
 def test_train_needs_an_installation(created, prepared):
     assert "No such file" in created.run("train", status=1)
     shutil.copytree(prepared[1], created.cloud.folder, dirs_exist_ok=True)

@@ -180,6 +180,7 @@ def test_equals_numpy_under_xla():
     assert_same_step(airbench(94, width=4), reference, jit_compile=True)
 
 
+@pytest.mark.long
 def test_unknown_image_size():
     assert_same_step(airbench(94, 3, (None, None, 1), width=2), reference, shape=(8, 18, 13, 1))
 

@@ -59,6 +59,7 @@ def test_fifth_batch_norm_follows_the_pool():
     assert [layer.name for layer in published(227).layers] == ["images", *names]
 
 
+@pytest.mark.long
 def test_without_the_fifth_batch_norm():
     model = alexnet_bn(10, (64, 64, 3), batch_norm_after_pool5=False)
     assert len(model.trainable_variables) == 24

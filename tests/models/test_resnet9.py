@@ -162,6 +162,7 @@ def test_all_tricks_equal_numpy(xla):
     )
 
 
+@pytest.mark.long
 def test_unknown_image_size():
     model = resnet9(3, (None, None, 1), width=2)
     assert_same_step(model, reference, shape=(8, 19, 13, 1))

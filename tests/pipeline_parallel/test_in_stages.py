@@ -27,6 +27,7 @@ def found(tmp_path_factory, run_python_session):
     return json.loads(path.read_text())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["resnet", "amoebanet", "half", "unnamed"])
 def test_each_weight_is_on_its_device_and_as_it_is_without_stages(found, name):
     case = found[name]
@@ -41,12 +42,14 @@ def test_each_weight_is_on_its_device_and_as_it_is_without_stages(found, name):
     assert case["dtypes"] == ["float32"]
 
 
+@pytest.mark.long
 def test_balances(found):
     assert found["amoebanet"]["balance"] == [1, 2, 3, 5]
     assert found["half"]["balance"][:3] == [1, 1, 1]
     assert max(found["resnet"]["balance"]) - min(found["resnet"]["balance"]) <= 1
 
 
+@pytest.mark.long
 def test_blocks_that_were_built_on_another_device(found):
     told = (
         r"second/kernel:0 is on .*CPU:1, but its stage is on .*CPU:2: give the pipeline blocks th"

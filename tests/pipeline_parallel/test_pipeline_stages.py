@@ -261,7 +261,10 @@ def test_moving_averages_move_and_dropout_counts_once_a_batch(parts):
 
 
 @pytest.mark.parametrize("known", [pytest.param(True, marks=pytest.mark.long), False])
-@pytest.mark.parametrize("form", ["gpipe", "gpipe, looped", "1f1b"])
+@pytest.mark.parametrize(
+    "form",
+    ["gpipe", *(pytest.param(form, marks=pytest.mark.long) for form in ("gpipe, looped", "1f1b"))],
+)
 def test_a_batch_smaller_than_the_number_of_micro_batches(form, known):
     """Moving averages and regularization count each example once, too."""
     norm = layers.BatchNormalization(momentum=0.5)

@@ -245,6 +245,7 @@ class Moody(layers.Layer):
         return inputs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keep", [True, False])
 def test_flow_of_control(keep):
     stage = Stage([layers.Dense(4), Moody()], "/CPU:0")

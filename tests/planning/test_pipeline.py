@@ -52,6 +52,7 @@ def test_mixed_precision(plan):
     assert half.memory[0].weights == plan.memory[0].weights
 
 
+@pytest.mark.long
 def test_a_given_balance(plan):
     balance = (1, 1, len(plan.costs) - 2)
     own = plan_pipeline(CONFIG.replace(pipeline_balance=balance))

@@ -219,6 +219,7 @@ def test_memory_that_the_workspace_may_exceed():
         assert ("advice      imagenet-fast compile shows whether" in table) == tight
 
 
+@pytest.mark.long
 def test_constants_and_the_published_numbers_that_test_them():
     table = plan_run(CONFIG, Hardware("p100", 16, network_gbits=25.0)).table()
     assert "TensorFlow 2017, P100: 82.9% of peak in matrix operations, half of that with" in table
@@ -255,6 +256,7 @@ def test_unknown_price():
     assert "price       unknown" in plan.table()
 
 
+@pytest.mark.long
 def test_comparison():
     plans = [plan_run(CONFIG, Hardware("v100", chips)) for chips in (1, 8)]
     lines = comparison(plans, ["1", "8"]).splitlines()

@@ -86,6 +86,7 @@ def test_in_batches(model, images, answers, batch_size):
     assert flat(predict(model, images, batch_size)) == flat(answers)
 
 
+@pytest.mark.long
 def test_bad_files_do_not_affect_others(model, images, bad, answers):
     paths = [path for pair in zip(images, bad) for path in pair]
     found = list(predict(model, paths, batch_size=5))
@@ -167,6 +168,7 @@ def test_json(model, images, answers, capfd):
     assert flat(map(json.loads, finished.out)) == flat(answers[:2])
 
 
+@pytest.mark.long
 def test_path_in_the_home_directory(model, images, answers, capfd, monkeypatch):
     monkeypatch.setenv("HOME", str(pathlib.Path(model).parent))
     finished = run(capfd, "--saved_model=~/model", "--json", images[0])

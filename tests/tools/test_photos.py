@@ -150,6 +150,7 @@ def test_the_package_is_not_installed(tmp_path, monkeypatch):
         photos.find_photos(tmp_path / "absent")
 
 
+@pytest.mark.long
 def test_the_command(tmp_path, source):
     def run(*flags):
         command = [sys.executable, TOOL, f"--output_dir={tmp_path / 'out'}", *flags]

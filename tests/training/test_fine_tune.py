@@ -244,14 +244,12 @@ def test_another_programs_savedmodel_is_named(tmp_path):
         build_model(SMALL.replace(initial_weights=str(tmp_path / "other")))
 
 
-@pytest.mark.long
 def test_another_networks_weights_change_nothing(run):
     config = SMALL.replace(initial_weights=run.path, model="resnet14")
     with pytest.raises(UserError, match="another network than resnet14: kernel of stage1_block2"):
         build_model(config)
 
 
-@pytest.mark.long
 def test_another_network_with_the_same_weights_is_named(tmp_path, capfd):
     airbench = {"model": "airbench94", "width": 4}
     make_run(tmp_path, **airbench, group_activation="silu")

@@ -402,6 +402,7 @@ class Watcher(RowLogger):
         self.model.stop_training = epoch == self.last
 
 
+@pytest.mark.long
 def test_callbacks_see_evaluations_and_may_end_the_run(config, tmp_path):
     config = config.replace(model_dir=str(tmp_path / "run"), examine=False, tensorboard=False)
     watcher = Watcher(last=1)

@@ -246,6 +246,7 @@ def test_evaluation_is_timed_from_its_first_batch_on(indexed):
     assert all(min(times.seconds) > 0 for times in comparison.times)
 
 
+@pytest.mark.long
 def test_evaluation_of_one_batch_is_refused(indexed):
     benchmark = InputBenchmark(indexed.replace(batch_size=360), {}, images=1, warmup=0, repeats=1)
     with pytest.raises(UserError, match="two batches: give a smaller --batch_size"):

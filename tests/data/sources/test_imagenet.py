@@ -453,6 +453,7 @@ def test_unusual_images_are_converted_and_reported_and_others_unchanged(miniatur
     assert commands.run(["prepare", "--verify", f"--data_dir={miniature.killed}"]) == 0
 
 
+@pytest.mark.long
 def test_training_and_evaluation_see_each_image_with_its_label(miniature):
     config = Config(
         data_dir=str(miniature.killed),

@@ -67,6 +67,7 @@ def test_input_images_fill_no_cache(config, plain, cache, monkeypatch):
     np.testing.assert_array_equal(cached.images, plain.images)
 
 
+@pytest.mark.long
 def test_mixed_images_are_those_of_the_mixer(config, plain):
     mixer = Mixer(1.0, 0.0, config.seed)
     mixed = make_input_images(config, read_info(config), mixer, step=3)
@@ -97,6 +98,7 @@ def test_images_that_cannot_be_read_are_left_out(config, monkeypatch):
     np.testing.assert_array_equal(found.images, images[[0, 2, 3]])
 
 
+@pytest.mark.long
 def test_global_random_numbers_are_unchanged(config):
     keras.utils.set_random_seed(3)
     expected = tf.random.uniform([4]).numpy(), np.random.rand(4)

@@ -270,6 +270,7 @@ def test_nonfinite_values_are_left_out(bad):
     assert not re.search(r"\b(nan|inf|None)\b", page.text)
 
 
+@pytest.mark.long
 def test_one_huge_loss_does_not_hide_the_others():
     rows = [training(5, loss=1e5), *ROWS]
     assert "100,000" in Page(render(SUMMARY, rows, CONFIG)).texts
@@ -277,6 +278,7 @@ def test_one_huge_loss_does_not_hide_the_others():
     assert {"1", "10", "100", "1,000"} <= set(Page(render(SUMMARY, rows, CONFIG)).texts)
 
 
+@pytest.mark.long
 def test_size_does_not_grow_with_the_length_of_the_run():
     long = [training(step) for step in range(1, 20001)]
     assert len(render(SUMMARY, long, CONFIG)) < 100_000
@@ -386,6 +388,7 @@ def test_a_thousand_classes_do_not_make_a_huge_page():
     assert "a cell" not in render(SUMMARY, [], CONFIG, LABELS, *pictures())
 
 
+@pytest.mark.long
 def test_top5_of_few_classes_is_left_out():
     few = Page(render(SUMMARY, ROWS, CONFIG, list("abcde"))).text
     assert "op-5" not in few
