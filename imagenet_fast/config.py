@@ -227,7 +227,8 @@ def follow_duration(
     outermost = [(*line.parents, line.source)[0] for line in given]
     default = Duration.parse(given[outermost.index(outermost[-1])].text)
     place, unset = sources["duration"], Config()
-    replaced = next((line.text for line in reversed(given) if line.source != place), "")
+    others = (line.text for line in reversed(given) if line.source != place)
+    replaced = next((text for text in others if Duration.parse(text) != after), "")
     scaled, fixed = {}, []
     for name in TIMES:
         source = sources.get(name)

@@ -786,6 +786,11 @@ def test_times_follow_a_duration_beside_an_included_recipe(write, capsys):
     capsys.readouterr()
     assert Config.from_flagfile(own, duration="9 epochs").decay_at == (Duration(4.5, "epochs"),)
     assert "duration=9 epochs instead of 18 epochs scales" in capsys.readouterr().err
+    # A duration that is the file's too scales the times of its recipe.
+    fixed = write("fixed.flags", text.replace("18", "15"))
+    config = Config.from_flagfile(fixed, duration="15 epochs")
+    assert config.decay_at == (Duration(5, "epochs"), Duration(10, "epochs"))
+    assert "duration=15 epochs instead of 90 epochs scales" in capsys.readouterr().err
     # A recipe beside another one is not for its duration.
     write("other.flags", "--duration=18 epochs\n")
     both = write("both.flags", "--flagfile=recipe.flags\n--flagfile=other.flags\n")
