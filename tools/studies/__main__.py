@@ -83,7 +83,10 @@ def main(arguments: Sequence[str]) -> int:
                 raise UserError("give --data_dir, or --report to train nothing")
             runs = runner.missing(_experiments(given.study, given.only), given.seeds, path)
             module, together = STUDIES[given.study], given.runs_in_a_process
-            runner.train(runs, module, given.data_dir, path, given.jobs, together)
+            if runs:
+                runner.train(runs, module, given.data_dir, path, given.jobs, together)
+            else:
+                print(f"nothing to train: {path} contains all runs", file=sys.stderr)
         report = importlib.import_module(f"{given.study}.report")
         records = log.read(path)
         if not records:

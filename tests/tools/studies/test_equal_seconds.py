@@ -3,6 +3,7 @@
 import csv
 import importlib
 import pathlib
+import shutil
 import sys
 
 import numpy as np
@@ -13,7 +14,8 @@ from imagenet_fast.config import Config
 from imagenet_fast.data.sources.arrays import ArraySource
 
 ROOT = pathlib.Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "tools" / "studies"))
+STUDIES = ROOT / "tools" / "studies"
+sys.path.insert(0, str(STUDIES))
 experiments = importlib.import_module("equal_seconds.experiments")
 report = importlib.import_module("equal_seconds.report")
 search_data = importlib.import_module("equal_seconds.search_data")
@@ -124,6 +126,15 @@ def test_page_is_that_of_the_log():
     for experiment in (experiments.recipes(times), experiments.ingredients(times)):
         for point in report.points(experiment, records, times):
             assert len(point.outcome.errors) == settings.SEEDS, point.method
+
+
+def test_another_log_with_all_runs(tmp_path, run_python):
+    """Nothing is trained, and the page beside it is that of the documentation."""
+    path = shutil.copy(experiments.RESULTS / "runs.jsonl", tmp_path)
+    told = run_python([STUDIES / "__main__.py", "equal_seconds", "--data_dir=none", f"--log={path}"]).stderr
+    assert f"nothing to train: {path} contains all runs" in told
+    assert (tmp_path / report.PAGE).read_text() == (ROOT / "docs" / report.PAGE).read_text()
+    assert (tmp_path / report.PICTURE).exists()
 
 
 def test_differences_have_their_standard_errors():

@@ -17,6 +17,7 @@ from study.style import COLORS, drawn, plot_accuracies
 from equal_seconds.experiments import (
     PLAIN,
     RECIPES,
+    RESULTS,
     SECONDS,
     Times,
     ingredients,
@@ -59,7 +60,8 @@ def write_report(
     Raises:
       UserError: if they cannot be written, steps were not timed, or the page lacks a table's marks.
     """
-    times = step_times.read(directory, step_times.CPU)
+    # Of the runs, wherever their log is.
+    times = step_times.read(RESULTS, step_times.CPU)
     plot = drawn(lambda figure: _draw(figure, records, times), (10, 4.2))
     write_results(directory, {PICTURE: plot})
     page.rewrite(PAGE, lambda text: filled_page(text, records, times), pages)
