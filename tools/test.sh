@@ -6,7 +6,8 @@
 #   tools/test.sh addons [PYTEST-ARGUMENT ...]   TensorFlow 2.15 and Addons: the tests of what
 #                                                differs there
 #   tools/test.sh compile [PYTEST-ARGUMENT ...]  with jax, libtpu and CUDA's compiler: training
-#                                                steps for TPUs and GPUs
+#                                                steps for TPUs and GPUs (-m compile: also the
+#                                                long tests)
 set -euo pipefail
 unset CDPATH
 cd "$(dirname "$0")/.."
@@ -44,7 +45,7 @@ if [ "${1-}" = compile ]; then
   shift
   names_tests "$@" || set -- "$@" tests/xla_compile
   tools/install.sh .venv-compile test,compile
-  exec .venv-compile/bin/python -m pytest -m compile "$@"
+  exec .venv-compile/bin/python -m pytest -m "compile and not long" "$@"
 fi
 selection=(-m "not long")
 if [ "${1-}" = all ]; then

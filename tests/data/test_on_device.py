@@ -53,7 +53,6 @@ def batches(config, steps, split="train", replicas=1):
         yield [np.concatenate(part) for part in parts]
 
 
-@pytest.mark.long
 def test_each_replica_reads_its_own_copy(plain):
     """As of workers with several GPUs, in the programs of their replicas."""
     images = make_images_on_device(plain, "train")

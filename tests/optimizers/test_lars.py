@@ -333,7 +333,6 @@ def test_weights_alone_are_scaled_and_decayed():
     assert model.optimizer.rate_in_momentum is False
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("batch", "warned"), [(1999, True), (2000, False)])
 def test_lars_with_small_batches_warns(batch, warned):
     with warnings.catch_warnings(record=True) as caught:

@@ -63,7 +63,14 @@ def test_command(capsys, tmp_path):
     assert memory["shared"] > 0.9 * memory["outputs"] > 0
 
 
-@pytest.mark.parametrize("kind", ["p100", "p40", "v100", "l4", "b200"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "p100",
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("p40", "v100", "l4")),
+        "b200",
+    ],
+)
 def test_float16(compiler, lowered, kind):
     found = compiled(compiler, lowered("GPU", precision="mixed_float16"), f"{kind}:1x8")
     assert not any(own.wrong for own in found.values())
