@@ -131,7 +131,9 @@ def test_page_is_that_of_the_log():
 def test_another_log_with_all_runs(tmp_path, run_python):
     """Nothing is trained, and the page beside it is that of the documentation."""
     path = shutil.copy(experiments.RESULTS / "runs.jsonl", tmp_path)
-    told = run_python([STUDIES / "__main__.py", "equal_seconds", "--data_dir=none", f"--log={path}"]).stderr
+    told = run_python(
+        [STUDIES / "__main__.py", "equal_seconds", "--data_dir=none", f"--log={path}"]
+    ).stderr
     assert f"nothing to train: {path} contains all runs" in told
     assert (tmp_path / report.PAGE).read_text() == (ROOT / "docs" / report.PAGE).read_text()
     assert (tmp_path / report.PICTURE).exists()
@@ -163,6 +165,31 @@ def test_our_recipe_is_pages_with_what_the_search_found():
     assert {name: float(best[name]) for name in found} == pytest.approx(
         {name: getattr(own, name) for name in found}
     )
+
+
+def test_what_the_page_says_of_ingredients():
+    def trials(name, *columns):
+        with (experiments.RESULTS / name).open() as file:
+            rows = {tuple(row[own] for own in columns): row for row in csv.DictReader(file)}
+        return {key: 100 * float(row["validation_error"]) for key, row in rows.items()}
+
+    columns = ("loss", "cutout", "lookahead_every", "brightness", "contrast")
+    errors = trials("ingredients.csv", *columns)
+    ranges = {
+        "cutout": [error for key, error in errors.items() if key[1] == "8"],
+        "binary": [error for key, error in errors.items() if key[0] == "binary_cross_entropy"],
+        "neither": [error for key, error in errors.items() if key[:2] == ("cross_entropy", "0")],
+    }
+    bounds = {name: (round(min(own), 2), round(max(own), 2)) for name, own in ranges.items()}
+    assert bounds == {"cutout": (14.3, 16.08), "binary": (14.28, 16.08), "neither": (12.45, 13.6)}
+    assert min(errors, key=errors.get) == ("cross_entropy", "0", "0", "0.14", "0.13")
+    assert len(errors) == 18
+    of_seeds = trials("colours.csv", "brightness", "contrast", "seed")
+    means = {
+        pair: np.mean([error for key, error in of_seeds.items() if key[:2] == pair])
+        for pair in (("0.14", "0.13"), ("0", "0.13"), ("0", "0"))
+    }
+    assert list(means.values()) == pytest.approx([12.77, 12.85, 13.2], abs=0.006)
 
 
 def test_searches_do_not_see_the_test_images():
