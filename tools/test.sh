@@ -30,15 +30,19 @@ if [ "${1-}" = addons ]; then
   shift
   # The tests of what depends on the TensorFlow version: Keras's optimizers, layers, models and files,
   # strategies, tf.data, and ops compiled for TensorFlow.
-  names_tests "$@" || set -- "$@" tests/{layers,optimizers} tests/models/test_models.py \
-    tests/data/test_{decode,pipeline,resize_op,service,shards}.py \
-    tests/distribute/test_{all_reduce,strategy}.py \
-    tests/pipeline_parallel/test_{gpipe,in_stages}.py tests/serving/test_export.py \
-    tests/training/test_{checkpoint,classifier,train}.py
+  of_addons=("$@")
+  if ! names_tests "$@"; then
+    of_addons+=(tests/optimizers/test_addons.py)
+    set -- "$@" tests/{layers,optimizers} tests/models/test_models.py \
+      tests/data/test_{decode,pipeline,resize_op,service,shards}.py \
+      tests/distribute/test_{all_reduce,strategy}.py \
+      tests/pipeline_parallel/test_{gpipe,in_stages}.py tests/serving/test_export.py \
+      tests/training/test_{checkpoint,classifier,train}.py
+  fi
   tools/install.sh .venv-addons test,addons
   .venv-addons/bin/python -m pytest "${at_once[@]}" -m "not slow and not long and not addons" "$@"
   # Separately, because importing Addons affects loading models. Status 5: no tests selected.
-  .venv-addons/bin/python -m pytest -m addons "$@" || [ $? -eq 5 ]
+  .venv-addons/bin/python -m pytest -m addons "${of_addons[@]}" || [ $? -eq 5 ]
   exit
 fi
 if [ "${1-}" = compile ]; then
