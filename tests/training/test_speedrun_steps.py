@@ -6,6 +6,7 @@ The source sums the loss over its batch of 1536 images: here a few images, each 
 import pathlib
 
 import numpy as np
+import pytest
 from numpy_network import (
     BatchNorm,
     Chain,
@@ -23,7 +24,7 @@ from imagenet_fast import Config, build_model
 from imagenet_fast.models import network_of
 
 RECIPE = pathlib.Path(__file__).parents[2] / "imagenet_fast" / "recipes" / "speedrun_cifar10.flags"
-STEPS, IMAGES, SIZE, BATCH, TOTAL = 3, 6, 24, 1536, 243
+IMAGES, SIZE, BATCH, TOTAL = 6, 24, 1536, 243
 DECAY = 1.0418e-6 * BATCH
 HEAD_INIT = 256 * 0.1082532  # its head in terms of ours
 
@@ -108,17 +109,18 @@ class Source:
         return gradient + momentum * self.buffers[name]
 
 
-def test_three_steps(monkeypatch):
+def differences(monkeypatch, steps):
+    """Yields each weight's name, greatest difference after the steps, and change in NumPy."""
     model = our_model(monkeypatch)
     rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (STEPS, IMAGES, SIZE, SIZE, 3), dtype=np.uint8)
-    labels = rng.integers(0, 10, (STEPS, IMAGES))
+    pixels = rng.integers(0, 256, (steps, IMAGES, SIZE, SIZE, 3), dtype=np.uint8)
+    labels = rng.integers(0, 10, (steps, IMAGES))
     mean, std = np.array([125.31, 122.95, 113.87]), np.array([62.99, 62.09, 66.70])
 
     source, variables = Source(), Variables(network_of(model))
     start = dict(variables)
     variables["logits/kernel"] = variables["logits/kernel"] * HEAD_INIT
-    for step in range(STEPS):
+    for step in range(steps):
         model.train_on_batch(pixels[step], labels[step])
         gradients = summed_gradients(variables, (pixels[step] - mean) / std, labels[step])
         source.update(variables, gradients, step)
@@ -126,8 +128,18 @@ def test_three_steps(monkeypatch):
 
     for variable in network_of(model).trainable_variables:
         name = name_of(variable)
-        change = np.abs(variables[name] - start[name]).max()
+        difference = np.abs(variable.numpy() - variables[name]).max()
+        yield name, difference, np.abs(variables[name] - start[name]).max()
+
+
+def test_three_steps(monkeypatch):
+    for name, difference, change in differences(monkeypatch, 3):
         assert change > 1e-3, name
-        np.testing.assert_allclose(
-            variable, variables[name], rtol=0, atol=2e-3 * change, err_msg=name
-        )
+        assert difference < 2e-3 * change, name
+
+
+@pytest.mark.long
+def test_twenty_steps(monkeypatch):
+    """Rounding errors grow to 2% of the changes, as those of initial weights by 1e-7 do."""
+    for name, difference, change in differences(monkeypatch, 20):
+        assert difference < 0.1 * change, name
