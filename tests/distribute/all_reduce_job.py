@@ -166,7 +166,7 @@ def sum_all(strategy, groups):
     mixed = {
         f"mixed {algorithm} {i}": make(algorithm=algorithm, fusion=SMALL, name=f"{algorithm} {i}")
         for algorithm in ("flat", "hierarchical", "torus_2d")
-        for i in range(2)
+        for i in range(3)
     }
     return {**results, **sum_once(strategy, mixed, flip=True)}
 

@@ -65,7 +65,7 @@ ALL = [
         *(f"{way} {size}" for way in ("hierarchical", "torus_2d") for size in values["groups"]),
     )
 ]
-MIXED = [f"mixed {name} {i}" for name in ("flat", "hierarchical", "torus_2d") for i in range(2)]
+MIXED = [f"mixed {name} {i}" for name in ("flat", "hierarchical", "torus_2d") for i in range(3)]
 
 # --- One process
 
