@@ -31,7 +31,7 @@ def noisy_cases():
 NOISY = list(noisy_cases())
 PLAIN = list(itertools.product([3], PARTS[-1:], MODES, SCHEDULES[:3]))
 PLAIN += [(4, 6, mode, "interleaved_1f1b") for mode in MODES]
-# Each kind of network. 1F1B of the quick run is in test_losses.py.
+# Each kind of network. In the default run, test_losses.py has 1F1B.
 FEW = [
     ("noisy", 3, 6, "except_last", "gpipe, looped"),
     ("plain", 4, 6, "except_last", "interleaved_1f1b"),

@@ -140,6 +140,6 @@ def test_three_steps(monkeypatch):
 
 @pytest.mark.long
 def test_twenty_steps(monkeypatch):
-    """Rounding errors grow to 2% of the changes, as those of initial weights by 1e-7 do."""
+    """Rounding errors have grown to about 2% of the changes."""
     for name, difference, change in differences(monkeypatch, 20):
         assert difference < 0.1 * change, name
