@@ -78,13 +78,7 @@ def test_batches_are_those_without_a_cache(numbered, capsys, kind, options, firs
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "encoded",
-        "decoded",
-    ],
-)
+@pytest.mark.parametrize("kind", ["encoded", "decoded"])
 def test_shards_without_records(tmp_path, write_data, numbered_examples, evaluated, kind):
     shards = [[], numbered_examples[:9], [], numbered_examples[9:]]
     data = write_data(tmp_path / "data", labels=IMAGES, train=shards)
@@ -94,13 +88,7 @@ def test_shards_without_records(tmp_path, write_data, numbered_examples, evaluat
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "encoded",
-        "decoded",
-    ],
-)
+@pytest.mark.parametrize("kind", ["encoded", "decoded"])
 def test_rewritten_data_is_read_again(tmp_path, write_data, numbered_examples, evaluated, kind):
     for first in (0, 16):
         examples = numbered_examples[first : first + 16]

@@ -141,13 +141,7 @@ def test_only_pixels_at_the_border_depend_on_the_index(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "split",
-    [
-        "train",
-        "validation",
-    ],
-)
+@pytest.mark.parametrize("split", ["train", "validation"])
 def test_an_index_that_is_not_used_changes_nothing(indexed, without_index, split):
     assert_same(batches(indexed, split, jpeg_index=False), batches(without_index, split))
 

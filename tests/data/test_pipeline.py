@@ -198,14 +198,7 @@ def test_resumed_stream_continues_the_uninterrupted_one(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "threads",
-    [
-        1,
-        2,
-        5,
-    ],
-)
+@pytest.mark.parametrize("threads", [1, 2, 5])
 def test_stream_does_not_depend_on_threads_nor_on_tensorflows_seed(
     numbered, uninterrupted, host_datasets, threads
 ):

@@ -714,13 +714,7 @@ def test_training_that_ends_while_the_connection_is_lost(ready):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "command",
-    [
-        "train",
-        "keep_running",
-    ],
-)
+@pytest.mark.parametrize("command", ["train", "keep_running"])
 def test_an_interruption_leaves_training_running(ready, command, tmp_path):
     (ready.cloud.folder / "hold").touch()
     # A file, because the processes on the host keep it open.

@@ -175,10 +175,7 @@ def test_equals_the_network_in_numpy(variant, shape):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "variant",
-    ["b", "d"],
-)
+@pytest.mark.parametrize("variant", ["b", "d"])
 def test_blocks_one_after_another_are_the_model(variant):
     blocks = amoebanet_blocks(variant, 3, 8, 5)
     assert len(blocks) == 3 + 6
@@ -327,14 +324,7 @@ def test_layers_have_the_policy_in_which_they_were_made(policy):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "file",
-    [
-        "model.keras",
-        "model.h5",
-        "saved_model",
-    ],
-)
+@pytest.mark.parametrize("file", ["model.keras", "model.h5", "saved_model"])
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
 def test_saving_cells(file, tmp_path):
     model = two_cells()

@@ -64,13 +64,7 @@ def test_updates_are_not_compiled():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "precision",
-    [
-        "float32",
-        "mixed_float16",
-    ],
-)
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 def test_trains(precision):
     model = build_model(RUN.replace(optimizer="adam", precision=precision, clip_norm=1.0))
     before = [v.numpy() for v in model.trainable_variables]

@@ -141,10 +141,7 @@ def test_prediction_uses_the_average(trained):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "source",
-    ["config", "model"],
-)
+@pytest.mark.parametrize("source", ["config", "model"])
 def test_checkpoint_and_export_contain_it(trained, tmp_path, source):
     model, config = trained
     again = build_model(config.replace(seed=1), model=small_network)

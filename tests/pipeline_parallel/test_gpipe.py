@@ -160,10 +160,7 @@ def test_updates_are_not_compiled():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "built",
-    [False, True],
-)
+@pytest.mark.parametrize("built", [False, True])
 def test_fit_traces_a_step_once(monkeypatch, built):
     model, traced = GPipe(blocks(), DEVICES[:2], num_micro_batches=2), []
     if built:

@@ -428,10 +428,7 @@ def test_1f1b_refuses_if_one_of_several_losses_does_not_split():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "schedule",
-    ["gpipe", "1f1b"],
-)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_a_dict_of_losses_may_leave_outputs_out(schedule):
     class ThreeHeads(TwoHeads):
         def call(self, inputs):

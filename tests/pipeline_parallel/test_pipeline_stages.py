@@ -317,10 +317,7 @@ def test_masks_reach_the_next_stage():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "schedule",
-    ["gpipe", "1f1b"],
-)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_loops_in_a_block_outlive_the_trace(schedule):
     """TensorFlow deletes a loop's functions with the graph in which they were traced."""
     blocks = [layers.Reshape([4, 1]), layers.SimpleRNN(3), layers.Dense(2)]

@@ -48,14 +48,7 @@ def test_a_server_that_is_not_there():
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("graph", "servers"),
-    [
-        ("loops", 1),
-        ("loops", 2),
-        ("unrolled", 2),
-    ],
-)
+@pytest.mark.parametrize(("graph", "servers"), [("loops", 1), ("loops", 2), ("unrolled", 2)])
 def test_stages_in_servers_compute_the_same(run_python, tmp_path, graph, servers):
     path = tmp_path / "out.json"
     with contextlib.ExitStack() as stack:

@@ -137,10 +137,7 @@ def test_a_notebooks_fit_and_evaluate_count_each_image_once(config):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "on_device",
-    [False, True],
-)
+@pytest.mark.parametrize("on_device", [False, True])
 def test_predictions_are_those_that_are_evaluated(config, on_device):
     config = config.replace(data_on_device=on_device, eval_batch_size=50)
     model = build_model(config, model=small_network)
@@ -213,10 +210,7 @@ def with_test(config, saved, tmp_path_factory):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "on_device",
-    [False, True],
-)
+@pytest.mark.parametrize("on_device", [False, True])
 def test_the_test_split(with_test, saved, on_device):
     # As in the recipes with images on devices, where nothing else may be drawn in groups.
     config = with_test.replace(data_on_device=on_device, augment_in_groups=on_device)
@@ -324,10 +318,7 @@ def test_default_batch_size(config, saved, monkeypatch, changes, images):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "on_device",
-    [False, True],
-)
+@pytest.mark.parametrize("on_device", [False, True])
 def test_evaluation_writes_nothing(config, saved, tmp_path, on_device):
     """Whose list of unreadable images is training's."""
     data = tmp_path / "data"

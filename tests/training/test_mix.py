@@ -345,10 +345,7 @@ def test_evaluation_and_prediction_do_not_mix():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "accumulation_steps",
-    [1, 2],
-)
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
 def test_xla_takes_the_same_steps(accumulation_steps):
     plain, compiled = (
         classifier(Mixer(0.4, 1.0, 3), xla=xla, accumulation_steps=accumulation_steps)
