@@ -40,14 +40,38 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(scope="session")
-def digits(tmp_path_factory):
-    """scikit-learn's digits as shards: 1,438 training and 359 validation images."""
-    from imagenet_fast.data.prepare import prepare
-    from imagenet_fast.data.sources import open_source
+def made_once(tmp_path_factory):
+    """Returns a folder that is made once for all tests, also those of pytest-xdist's other workers.
 
-    directory = tmp_path_factory.mktemp("data") / "digits"
-    prepare(open_source("digits"), directory, progress=False)
-    return str(directory)
+    made_once(name, make): ``make`` is called with the folder's path, which does not exist yet.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # in which those of all workers are
+
+    def get(name, make):
+        directory, made = folder / name, folder / f"{name}.made"
+        with (folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.exists():
+                make(directory)
+                made.touch()
+        return directory
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def digits(made_once):
+    """scikit-learn's digits as shards: 1,438 training and 359 validation images."""
+
+    def make(directory):
+        from imagenet_fast.data.prepare import prepare
+        from imagenet_fast.data.sources import open_source
+
+        prepare(open_source("digits"), directory, progress=False)
+
+    return str(made_once("digits", make))
 
 
 @pytest.fixture(scope="session")
@@ -61,26 +85,18 @@ def native_ops():
 
 
 @pytest.fixture(scope="session")
-def model_garden(tmp_path_factory):
-    """The environment that tools/model_garden.sh makes; pip gets tf-models-official, or it fails.
+def model_garden(made_once):
+    """The environment of tools/model_garden.sh; pip gets tf-models-official, or it fails."""
 
-    One for all tests, also those of other workers of pytest-xdist, whose folders are side by side.
-    """
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    directory = folder / "model garden"
-    with (folder / "model_garden.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (directory / "made").exists():
-            for _ in range(2):  # a second time does nothing
-                subprocess.run(
-                    [ROOT / "tools" / "model_garden.sh", directory],
-                    check=True,
-                    env={**os.environ, "PYTHON": sys.executable},
-                )
-            (directory / "made").touch()
-    return directory
+    def make(directory):
+        for _ in range(2):  # a second time does nothing
+            subprocess.run(
+                [ROOT / "tools" / "model_garden.sh", directory],
+                check=True,
+                env={**os.environ, "PYTHON": sys.executable},
+            )
+
+    return made_once("model garden", make)
 
 
 @pytest.fixture

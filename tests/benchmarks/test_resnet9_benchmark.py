@@ -34,6 +34,7 @@ def noise(count):
 # --- Plain Keras
 
 
+@pytest.mark.long
 def test_the_peer_is_the_same_network():
     ours, theirs = build_classifier(CONFIG, LABELS), resnet9.keras_model(CONFIG, LABELS)
     assert type(theirs).train_step is keras.Model.train_step
@@ -111,6 +112,7 @@ def test_the_network_alone(xla):
     np.testing.assert_array_equal(network.get_weights()[0], weights[0])
 
 
+@pytest.mark.long
 def test_random_images_are_data_of_the_recipe(tmp_path):
     paths = [str(tmp_path / name) for name in "ab"]
     for path in paths:

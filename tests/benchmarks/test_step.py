@@ -30,6 +30,7 @@ def test_the_peer_is_the_same_network():
         assert products(build_classifier(CONFIG.replace(stride_on_1x1=False), labels)) != theirs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "precision",
     [

@@ -276,6 +276,7 @@ def test_trivial_augment_follows_the_flip():
         np.testing.assert_array_equal(one, change(tf.constant(image), tf.constant(strength)))
 
 
+@pytest.mark.long
 def test_rand_augment_combines_with_the_other_changes():
     images = np.stack([noise(seed=seed) for seed in range(60)])
     config = Config(rand_augment_layers=1, color_jitter=0.4, train_crop="pad")

@@ -303,6 +303,7 @@ def take(dataset, steps):
     return list(itertools.islice(dataset, steps))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("split", [pytest.param("train", marks=pytest.mark.long), "validation"])
 def test_pipeline_lists_unreadable_images(data, tmp_path, split):
     directory, numbers = data

@@ -219,6 +219,7 @@ NOT_TOLD = (MISSING, (12, None), (0, 0), (0, 10), (-12, 10))
 TOO_LARGE = (1200, 1000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sizes", "each"),
     [
@@ -278,6 +279,7 @@ def assert_only_bad_are_lost(batches, bad, expected):
     assert not images[lost].any()
 
 
+@pytest.mark.long
 @BATCHES
 def test_unreadable_images_keep_their_places_in_evaluation(
     bad_examples, evaluated, batch_size, optimized

@@ -100,6 +100,7 @@ def test_rewritten_data_is_read_again(tmp_path, write_data, numbered_examples, e
 
 
 # The next test has decoded images.
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["encoded", pytest.param("decoded", marks=pytest.mark.long)])
 def test_nothing_is_read_after_the_first_time(numbered, capsys, kind):
     options = {"data_dir": numbered, "train_crop": "none", "cache": kind}
@@ -132,6 +133,7 @@ class Watched(Config):
         return super().__getattribute__(name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("crop", ["pad", pytest.param("none", marks=pytest.mark.long)])
 def test_images_depend_on_no_other_options(numbered, crop, monkeypatch):
     # What looks at all options.

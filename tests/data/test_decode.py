@@ -458,7 +458,7 @@ def test_crops_that_are_not_random_equal_evaluations(crop):
     [
         pytest.param("random_resized", marks=pytest.mark.long),
         pytest.param("inception", marks=pytest.mark.long),
-        "pad",
+        pytest.param("pad", marks=pytest.mark.long),
         "none",
     ],
 )

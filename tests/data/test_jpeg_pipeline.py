@@ -124,6 +124,7 @@ def test_records_have_the_index_of_their_jpeg(indexed):
     assert sum(JPEG_INDEX in example for example in found) == IMAGES - 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("split", [pytest.param("train", marks=pytest.mark.long), "validation"])
 def test_only_pixels_at_the_border_depend_on_the_index(
     indexed, indexed_batches, without_index, split
@@ -169,6 +170,7 @@ def test_add_index_gives_the_bytes_of_prepare(indexed, plain):
     assert content(plain) == before
 
 
+@pytest.mark.long
 def test_indexes_of_other_jpegs_are_reported_and_replaced(indexed, tmp_path, capfd, monkeypatch):
     wrong = index_file(examples(indexed)[0][ENCODED][0], 300, 300)
     expected = content(indexed)

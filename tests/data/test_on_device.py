@@ -116,7 +116,7 @@ def test_images_are_those_of_evaluation_with_their_labels(plain, evaluated):
     assert set(weights) == {0, 1} and 7 <= (weights == 0).sum() <= 8
 
 
-@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("split", ["train", pytest.param("validation", marks=pytest.mark.long)])
 def test_replicas_share_the_batch_of_one_device(plain, split):
     config = plain.replace(train_crop="pad", flip=True, cutout=3)
     for one, four in zip(batches(config, range(7), split), batches(config, range(7), split, 4)):
@@ -170,7 +170,10 @@ def noise(count, size=9):
         {"train_crop": "pad", "flip": False, "crop_padding": 3},
         {"train_crop": "pad", "flip": True, "crop_padding": 8, "crop_border": "reflect"},
         {"train_crop": "pad", "flip": True, "crop_padding": 2, "cutout": 9},
-        {"train_crop": "none", "flip": True, "cutout": 4, "brightness": 0.5, "contrast": 0.5},
+        pytest.param(
+            {"train_crop": "none", "flip": True, "cutout": 4, "brightness": 0.5, "contrast": 0.5},
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_changes_equal_those_on_the_host(identities, options):

@@ -132,7 +132,7 @@ def test_shards_are_shuffled_anew_each_epoch():
         5,
         pytest.param(7, marks=pytest.mark.long),
         pytest.param(11, marks=pytest.mark.long),
-        2000,
+        pytest.param(2000, marks=pytest.mark.long),
     ],
 )
 def test_resumed_order_continues_the_uninterrupted_one(first_step):
@@ -152,6 +152,7 @@ def test_epochs_do_not_depend_on_the_first_epoch():
     assert (later[1][..., 1] == 2).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "threads", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), 5]
 )

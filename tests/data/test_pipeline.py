@@ -118,6 +118,7 @@ def assert_same(one, other):
 # --- A batch --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("split", ["train", pytest.param("validation", marks=pytest.mark.long)])
 def test_batches_are_as_documented(digits, split):
     config = Config(data_dir=digits, image_size=16, batch_size=32, strategy="one_device")
@@ -135,6 +136,7 @@ def test_batches_are_as_documented(digits, split):
     assert images.numpy().std() > 20
 
 
+@pytest.mark.long
 def test_evaluation_reads_all_images_of_prepared_digits(digits):
     config = plain(digits, batch_size=100, strategy="one_device")
     labels = np.concatenate(
@@ -159,6 +161,7 @@ def test_batch_larger_than_the_data_set(numbered):
         pipeline.steps_per_epoch(info, config.replace(batch_size=examples + 1))
 
 
+@pytest.mark.long
 def test_each_epoch_has_each_image_once_in_a_new_order(numbered, evaluated, host_datasets):
     config = plain(numbered, batch_size=8)
     assert pipeline.steps_per_epoch(read_info(config), config) == 7
@@ -222,6 +225,7 @@ def test_augmentation_differs_by_place_and_epoch(
     assert len({image.tobytes() for epoch in images for image in epoch}) == 36
 
 
+@pytest.mark.long
 def test_seed_changes_order_and_augmentation(numbered, uninterrupted, host_datasets):
     images, labels, _ = uninterrupted
     # Seed 4's first epoch is not seed 3's second one either.
@@ -450,7 +454,7 @@ def test_tpu_in_this_process_is_not_a_slice():
             4, 1, 1, "records", 14, marks=pytest.mark.long
         ),  # 14 and three times 13 images
         pytest.param(1, 1, 7, "files", 8, marks=pytest.mark.long),
-        (2, 1, 7, "files", 7),  # as with records
+        pytest.param(2, 1, 7, "files", 7, marks=pytest.mark.long),  # as with records
         # 17 and twice 18 images, 3 a step
         pytest.param(3, 1, 7, "files", 6, marks=pytest.mark.long),
         pytest.param(4, 2, 64, "files", 1, marks=pytest.mark.long),
@@ -642,6 +646,7 @@ def test_synthetic_batches(host_datasets):
 # --- Datasets for any Keras model -----------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_one_device_has_epochs_of_known_length(numbered):
     """Each iteration is the next epoch, of the batches that a run gets."""
     config = plain(numbered, batch_size=8, strategy="one_device")

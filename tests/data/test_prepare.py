@@ -691,6 +691,7 @@ class Noise(ArraySource):
         return image if image.ndim == 3 else np.dstack([image] * 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("grey", "split", "cache"),
     [

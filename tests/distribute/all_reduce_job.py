@@ -1,8 +1,8 @@
 """Each of several workers trains small models, and sums tensors, by one algorithm after another.
 
-Arguments: the path of a JSON object with ``groups`` (sizes), ``trains`` (ways to sum, by what is
-trained; may be left out), ``mistakes`` (whether these are made, too; may be left out) and ``out``;
-each worker W writes ``outW.npz``.
+Arguments: the path of a JSON object with ``groups`` (sizes), ``dtypes`` (in which sums travel),
+``trains`` (ways to sum, by what is trained; may be left out), ``mistakes`` (whether these are made,
+too; may be left out) and ``out``; each worker W writes ``outW.npz``.
 """
 
 import functools
@@ -151,11 +151,11 @@ def sum_once(strategy, sums, flip=False):
     }
 
 
-def sum_all(strategy, groups):
+def sum_all(strategy, groups, dtypes):
     """Returns sums by each algorithm and type, and of several in flight at the same time."""
     make = functools.partial(AllReduce, strategy, timeout_seconds=TIMEOUT)
     sums = {}
-    for dtype in ("float32", "float16", "bfloat16"):
+    for dtype in dtypes:
         sums[f"builtin {dtype}"] = make(algorithm="builtin", dtype=dtype)
         sums[f"flat {dtype}"] = make(algorithm="flat", dtype=dtype, name=f"flat {dtype}")
         for size in groups:
@@ -227,7 +227,7 @@ def main():
     workers = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
     strategy = make_strategy(Config(strategy="multi_worker", batch_size=workers))
     results = {
-        **sum_all(strategy, job["groups"]),
+        **sum_all(strategy, job["groups"], job["dtypes"]),
         "rows": AllReduce(strategy, algorithm="torus_2d", group_size=4).rows.members,
     }
     results.update(train_all(strategy, job.get("trains", {})))

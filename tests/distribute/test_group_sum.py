@@ -12,6 +12,7 @@ from imagenet_fast.distribute.groups import consecutive
 JOB = pathlib.Path(__file__).with_name("group_sum_job.py")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "logical_cpus", "workers"),

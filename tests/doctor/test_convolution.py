@@ -126,6 +126,7 @@ def test_each_gpu_is_compared_with_the_cpu(monkeypatch):
     assert [own.state for own in findings] == states
 
 
+@pytest.mark.long
 def test_rounding_does_not_change_what_the_relu_passes():
     """Else gradients would differ by all of an element here and there."""
     images, kernel, bias, _ = convolution._operands(convolution.ON_GPU)

@@ -228,6 +228,7 @@ def test_a_missing_bucket_is_an_error_before_anything_costs(bench):
     )
 
 
+@pytest.mark.long
 def test_a_missing_bucket_that_copy_data_does_not_create(bench):
     bench.settings["DATA_DIR"] = "/mnt/digits"
     output = bench.refused("--yes", "create")
@@ -249,6 +250,7 @@ def test_a_name_that_belongs_to_somebody_else(created):
         )
 
 
+@pytest.mark.long
 def test_a_tpu_of_that_name_created_otherwise(created):
     with created.cloud.state() as state:
         state["requests"].clear()
@@ -336,6 +338,7 @@ def test_hosts_that_refuse_ssh_at_first(bench):
     assert "Permission denied" in output and "cannot connect to the hosts" in output
 
 
+@pytest.mark.long
 def test_a_project_whose_name_contains_an_error_number(bench):
     bench.make_data()
     bench.settings["PROJECT"] = "my-project-403512"
@@ -752,6 +755,7 @@ def test_stop(ready):
     assert "not running" in ready.run("stop")
 
 
+@pytest.mark.long
 def test_training_that_fails_says_so(ready):
     (ready.cloud.folder / "status").write_text("2")
     output = ready.run("train", status=1)

@@ -241,7 +241,9 @@ def test_one_group_equals_keras_layer(images):
         np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("jit", [False, True], ids=["ops", "xla"])
+@pytest.mark.parametrize(
+    "jit", [False, pytest.param(True, marks=pytest.mark.long)], ids=["ops", "xla"]
+)
 def test_batches_of_any_number_of_groups(jit):
     layer = norm(4)
     layer.build([None, 3, 2, CHANNELS])

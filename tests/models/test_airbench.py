@@ -164,7 +164,7 @@ def reference(variables, convs=2, activation="gelu"):
     )
 
 
-@pytest.mark.parametrize(("size", "convs"), [(94, 2), (96, 3)])
+@pytest.mark.parametrize(("size", "convs"), [pytest.param(94, 2, marks=pytest.mark.long), (96, 3)])
 def test_equals_numpy(size, convs):
     model = airbench(size, width=4)
     assert_same_step(model, functools.partial(reference, convs=convs))

@@ -53,7 +53,7 @@ IN_RESNET9 = [
 @pytest.mark.parametrize(
     ("name", "size", "options", "expected"),
     [
-        ("resnet18", 64, {}, in_resnet((2, 2, 2, 2))),
+        pytest.param("resnet18", 64, {}, in_resnet((2, 2, 2, 2)), marks=pytest.mark.long),
         pytest.param("resnet101", 64, {}, in_resnet((3, 4, 23, 3)), marks=pytest.mark.long),
         ("alexnet_bn", 224, {}, IN_ALEXNET),
         ("resnet9", 32, {}, IN_RESNET9),

@@ -130,6 +130,7 @@ def test_logits_are_the_same_from_a_file(model, source, weights_file, images, tm
         assert_same(model(images, training=False), source(images, training=False))
 
 
+@pytest.mark.long
 def test_the_classifier_has_another_name_in_the_files_for_download(
     model, weights_file, images, source
 ):
@@ -199,6 +200,7 @@ def test_other_depth(source, deeper, our_deeper, model):
         load_keras_applications_weights(model, deeper)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -104,6 +104,7 @@ def test_resnet50_tensors_by_kind():
     assert size(model.get_layer("logits").trainable_variables) == 2_049_000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("depth", "options"), [(18, {"stem": "small"}), pytest.param(50, {}, marks=pytest.mark.long)]
 )
@@ -215,6 +216,7 @@ def test_padding_layers_only_before_strided_windows():
     assert pads(cifar_resnet(20)) == ["stage2_block1_conv1_pad", "stage3_block1_conv1_pad"]
 
 
+@pytest.mark.long
 def test_small_stem_keeps_the_size():
     model = resnet(18, 10, (32, 32, 3), stem="small")
     assert model.get_layer("stem_relu").output_shape == (None, 32, 32, 64)
@@ -320,7 +322,7 @@ def reference(model, images, convs_per_block, stride_on_1x1, blur_pool="none"):
 @pytest.mark.parametrize(
     ("make", "convs_per_block", "options"),
     [
-        (functools.partial(resnet, 18), 2, {}),
+        pytest.param(functools.partial(resnet, 18), 2, {}, marks=pytest.mark.long),
         pytest.param(functools.partial(resnet, 18), 2, {"stem": "small"}, marks=pytest.mark.long),
         (functools.partial(resnet, 18), 2, {"blur_pool": "convolutions_and_pools"}),
         (functools.partial(resnet, 50), 3, {}),
@@ -336,7 +338,7 @@ def reference(model, images, convs_per_block, stride_on_1x1, blur_pool="none"):
         pytest.param(
             functools.partial(resnet, 50), 3, {"blur_pool": "convolutions"}, marks=pytest.mark.long
         ),
-        (functools.partial(cifar_resnet, 20), 2, {}),
+        pytest.param(functools.partial(cifar_resnet, 20), 2, {}, marks=pytest.mark.long),
     ],
     ids=["18", "18-small", "18-blur", "50-v1.5", "50-v1", "50-v1-blur", "50-v1.5-blur", "cifar-20"],
 )

@@ -349,6 +349,7 @@ def test_batch_table_without_lars_warns(optimizer, warned):
     assert any("batch_table=mlperf are for lars, not" in str(w.message) for w in caught) == warned
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "weights", "excluded_share"),
     [

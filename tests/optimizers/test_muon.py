@@ -294,6 +294,7 @@ def test_config_has_all_options():
     assert Muon.from_config(dict(config)).get_config() == config
 
 
+@pytest.mark.long
 def test_in_a_saved_model(tmp_path):
     keras.utils.set_random_seed(1)
     model = keras.Sequential(

@@ -160,8 +160,8 @@ def test_stages_fit_into_the_devices_memory(mib, expected):
     ("stages", "options", "message"),
     [
         (2, {"balance": [3, 2]}, r"balance \[3, 2\] does not fit into devices of 1e-05 GiB"),
-        (1, {}, "5 blocks do not fit into 1 stages"),
-        (5, {}, "5 blocks do not fit into 5 stages"),
+        pytest.param(1, {}, "5 blocks do not fit into 1 stages", marks=pytest.mark.long),
+        pytest.param(5, {}, "5 blocks do not fit into 5 stages", marks=pytest.mark.long),
     ],
 )
 def test_the_only_balance_is_checked_against_the_limit(stages, options, message):

@@ -288,6 +288,7 @@ def test_a_loss_of_each_example_is_refused():
         model.train_on_batch(IMAGES, one_hot(LABELS))
 
 
+@pytest.mark.long
 def test_a_loss_of_each_example_trains_a_plain_model_as_their_sum():
     """What the refusal of such a loss says."""
     summed, each = (plain(blocks()) for _ in range(2))
@@ -427,6 +428,7 @@ def test_a_keras_file_is_loaded_on_one_device(model_and_predictions, tmp_path):
     assert not np.allclose(loaded.predict(IMAGES, verbose=0), expected)
 
 
+@pytest.mark.long
 def test_weights_are_saved_and_loaded(model_and_predictions, tmp_path):
     model, expected = model_and_predictions
     model.save_weights(tmp_path / "w.weights.h5")

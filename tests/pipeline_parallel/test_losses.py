@@ -235,6 +235,7 @@ REFUSALS = {
     "contrastive": NO_SUM,
     "above average": NO_SUM,
 }
+QUICK_REFUSALS = ("masked tagger", "a mean and a sum")
 
 
 class Chain(keras.Model):
@@ -397,9 +398,7 @@ def test_interleaved_1f1b(name, devices, micro_batches):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(
-            name, marks=pytest.mark.long if name in ("U-Net, ignore_class", "contrastive") else ()
-        )
+        pytest.param(name, marks=() if name in QUICK_REFUSALS else pytest.mark.long)
         for name in REFUSALS
     ],
 )

@@ -260,6 +260,7 @@ def test_moving_averages_move_and_dropout_counts_once_a_batch(parts):
     np.testing.assert_allclose(alone.moving_variance, 0.25 + 0.75 * VALUES.var(0), rtol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("known", [pytest.param(True, marks=pytest.mark.long), False])
 @pytest.mark.parametrize(
     "form",

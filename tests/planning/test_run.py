@@ -24,6 +24,7 @@ def pod():
     return plan_run(config, POD)
 
 
+@pytest.mark.long
 def test_the_pod_of_ying_et_al(pod):
     """32,768 images on 2,048 cores, 91 epochs: more than 1.05 million images/s."""
     assert pod.hardware.cluster.replicas == 2048
@@ -243,6 +244,7 @@ def test_compiled_memory_replaces_the_estimate():
     assert "advice      it may fit with --accumulation_steps=2" in less.table()
 
 
+@pytest.mark.long
 def test_hosts_that_are_too_slow():
     plan = plan_run(CONFIG, Hardware("p100", 8, host_images=100.0))
     assert plan.time.bound == "input"

@@ -119,6 +119,7 @@ def test_selected_by_a_proxy():
     assert 0.02 < sum(proxy.values()) / own.flops < 0.1
 
 
+@pytest.mark.long
 def test_updates_of_muon():
     """Three products in each iteration, of the smaller Gram matrix and of the filters with it."""
     config = SMALL.replace(model="airbench94", width=8, image_size=32, optimizer="muon")

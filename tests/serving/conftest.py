@@ -13,10 +13,14 @@ from imagenet_fast.training.model_dir import claim_model_dir
 
 
 @pytest.fixture(scope="session")
-def config(digits, tmp_path_factory):
-    return Config(
+def config(digits, made_once):
+    """The options of a run of which a checkpoint is there.
+
+    The model computes in bfloat16, but was trained in float32, which takes a CPU a part of the
+    time.
+    """
+    config = Config(
         data_dir=digits,
-        model_dir=str(tmp_path_factory.mktemp("export") / "run"),
         model="resnet8",
         image_size=16,
         train_crop="none",
@@ -26,24 +30,27 @@ def config(digits, tmp_path_factory):
         batch_size=32,
         learning_rate_batch=32,
         warmup="0 steps",
-        precision="mixed_bfloat16",
         strategy="one_device",
     )
+
+    def make(directory):
+        learner = build_model(config)
+        learner.fit(make_dataset(config, "train"), epochs=2, verbose=0)
+        own = config.replace(precision="mixed_bfloat16", model_dir=str(directory))
+        model = build_model(own)
+        model.set_weights(learner.get_weights())
+        claim_model_dir(own, model.labels)
+        Checkpoints(model, own).save(88, {"step": 88})
+
+    directory = made_once("exported run", make)
+    return config.replace(precision="mixed_bfloat16", model_dir=str(directory))
 
 
 @pytest.fixture(scope="session")
 def trained(config):
-    """A model that computes in bfloat16, of which a checkpoint is there.
-
-    It was trained in float32, which takes a CPU a part of the time.
-    """
+    """The model of that run."""
     model = build_model(config)
-    single = config.replace(precision="float32")
-    learner = build_model(single)
-    learner.fit(make_dataset(single, "train"), epochs=2, verbose=0)
-    model.set_weights(learner.get_weights())
-    claim_model_dir(config, model.labels)
-    Checkpoints(model, config).save(88, {"step": 88})
+    restore_weights(model, config.model_dir)
     return model
 
 

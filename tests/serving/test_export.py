@@ -154,7 +154,10 @@ def test_features_are_the_last_layers_inputs(exported, twin, validation, evaluat
     np.testing.assert_allclose(probabilities, evaluated, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "channels"), [("resnet18", 512), ("alexnet_bn", 4096)])
+@pytest.mark.parametrize(
+    ("name", "channels"),
+    [pytest.param("resnet18", 512, marks=pytest.mark.long), ("alexnet_bn", 4096)],
+)
 def test_features_of_other_networks(name, channels):
     network = models.build(name, 3, (64, 64, 3))
     features = models.features(network)
@@ -313,6 +316,7 @@ def test_pixels_give_probabilities_in_the_order_of_classes(config, trained, expo
     assert answers["features"].shape == [9, 64]
 
 
+@pytest.mark.long
 def test_labels_have_names(twin, validation, tmp_path):
     """Names of a data set's own, with letters that ASCII lacks."""
     names = [f"Fläche {index}" for index in range(10)]

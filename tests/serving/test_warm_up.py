@@ -24,6 +24,7 @@ def read_requests(directory):
     return [log.predict_log.request for log in parsed]
 
 
+@pytest.mark.long
 def test_place(model):
     assert str(FILE) == "assets.extra/tf_serving_warmup_requests"
     signatures = [request.model_spec.signature_name for request in read_requests(model)]

@@ -556,7 +556,6 @@ def test_real_divergence(make_plan):
         image_size=16,
         duration="4 steps",
         eval_every="4 steps",
-        warmup_start=1e30,
         strategy="one_device",
         tensorboard="false",
     )

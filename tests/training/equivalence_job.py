@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import tf_keras as keras
 
-from imagenet_fast import Config, build_model, make_dataset, make_strategy
+from imagenet_fast import Config, make_dataset, make_strategy
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import evaluation_steps
 from imagenet_fast.distribute.workers import is_chief
@@ -35,7 +35,7 @@ LARS = {
 }
 
 
-def build_without_batch_norm(config):
+def build_small(config, batch_norm=False):
     """A small convolutional network, with what make_dataset gives as its input."""
     keras.utils.set_random_seed(config.seed)
     with make_strategy(config).scope():
@@ -43,7 +43,10 @@ def build_without_batch_norm(config):
         inputs = x = keras.Input((size, size, 3), dtype="uint8")
         x = PixelNormalization(config.pixel_mean, config.pixel_std)(x)
         for filters in (8, 16):
-            x = keras.layers.Conv2D(filters, 3, strides=2, activation="relu")(x)
+            x = keras.layers.Conv2D(filters, 3, strides=2)(x)
+            if batch_norm:
+                x = keras.layers.BatchNormalization(momentum=0.9)(x)
+            x = keras.layers.ReLU()(x)
         logits = keras.layers.Dense(10)(keras.layers.Flatten()(x))
         model = Classifier(
             inputs,
@@ -89,7 +92,7 @@ def evaluate(model, config, batch_size):
 def main():
     job = json.loads(pathlib.Path(sys.argv[1]).read_text())
     config = Config(**job["config"])
-    model = build_without_batch_norm(config)
+    model = build_small(config)
     # Each fit begins with the first batch.
     batches = make_dataset(config, "train")
     results = {f"plain_{k}": v for k, v in train(model, batches, STEPS).items()}
@@ -97,10 +100,10 @@ def main():
         values = evaluate(model, config, batch_size)
         results.update({f"eval{batch_size}_{k}": v for k, v in values.items()})
     lars = config.replace(**LARS)
-    found = train(build_without_batch_norm(lars), batches, STEPS)
+    found = train(build_small(lars), batches, STEPS)
     results.update({f"lars_{k}": v for k, v in found.items()})
     config = config.replace(learning_rate=BATCH_NORM_RATE)
-    normed = train(build_model(config), batches, BATCH_NORM_STEPS)
+    normed = train(build_small(config, batch_norm=True), batches, BATCH_NORM_STEPS)
     results.update({f"normed_{k}": v for k, v in normed.items()})
     if is_chief(make_strategy(config)):
         np.savez(job["out"], **results)

@@ -7,7 +7,7 @@ import json
 import sys
 
 import numpy as np
-from equivalence_job import build_without_batch_norm, train
+from equivalence_job import build_small, train
 
 from imagenet_fast import Config, make_dataset
 from imagenet_fast.data.info import read_info
@@ -19,7 +19,7 @@ STEPS = 12
 
 def main():
     config = Config(**json.loads(sys.argv[1]))
-    model = build_without_batch_norm(config)
+    model = build_small(config)
     model.training_images = make_images_on_device(config, "train")
     model.validation_images = make_images_on_device(config, "validation")
     results = train(model, make_dataset(config, "train"), STEPS)

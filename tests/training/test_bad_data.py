@@ -205,6 +205,7 @@ def test_unreadable_images_are_in_the_output_and_the_report(config, summary, cap
     assert "lost record" in page
 
 
+@pytest.mark.long
 def test_too_many_unreadable_images_stop_the_run(config, tmp_path):
     config = config.replace(model_dir=str(tmp_path / "run"), max_bad_images=3)
     with pytest.raises(UserError, match="images could not be read") as caught:

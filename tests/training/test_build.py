@@ -132,6 +132,7 @@ def test_initialization(facebook_1h):
 # --- Seeds
 
 
+@pytest.mark.long
 def test_the_seed_decides_the_weights():
     one, same, other = (build_model(SMALL.replace(seed=seed)).get_weights() for seed in (3, 3, 4))
     for a, b in zip(one, same):
@@ -256,7 +257,9 @@ def test_loss_scale():
     assert type(build_model(SMALL.replace(precision="mixed_bfloat16")).optimizer) is SGD
 
 
-@pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
+@pytest.mark.parametrize(
+    "strategy", ["one_device", pytest.param("mirrored", marks=pytest.mark.long)]
+)
 def test_head_learning_rate_is_for_its_kernel_only(strategy):
     """Not of gammas."""
     options = {"optimizer": "muon", "muon_head_rate_factor": 7.0, "bias_rate_factor": 3.0}

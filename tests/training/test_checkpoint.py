@@ -75,7 +75,7 @@ def test_nothing_to_restore(config):
     assert Checkpoints(make_model(), config).restore() is None
 
 
-@pytest.mark.parametrize("loss_scale", [False, True])
+@pytest.mark.parametrize("loss_scale", [pytest.param(False, marks=pytest.mark.long), True])
 def test_all_that_a_run_needs_comes_back(config, loss_scale):
     model = make_model(loss_scale=loss_scale)
     take_steps(model, 2)

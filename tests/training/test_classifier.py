@@ -137,7 +137,7 @@ def test_tracing_leaves_layers_unchanged():
         np.testing.assert_array_equal(own, other)
 
 
-@pytest.mark.parametrize("accumulation_steps", [1, 2])
+@pytest.mark.parametrize("accumulation_steps", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_regularization_is_trained_but_not_reported(accumulation_steps):
     strength = 0.3
     regularized = classifier(
@@ -222,7 +222,12 @@ def scaled(**options):
 
 @pytest.mark.parametrize("accumulation_steps", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize(
-    "scale", [{"dynamic": False, "initial_scale": 512.0}, {"dynamic": True}], ids=str
+    "scale",
+    [
+        pytest.param({"dynamic": False, "initial_scale": 512.0}, marks=pytest.mark.long),
+        {"dynamic": True},
+    ],
+    ids=str,
 )
 def test_loss_scale_changes_neither_step_nor_metrics(scale, accumulation_steps):
     options = {"batch_norm": True, "accumulation_steps": accumulation_steps}
@@ -363,6 +368,7 @@ def test_compile_after_freezing_a_layer():
     assert min(changes[2:]) > 1e-3
 
 
+@pytest.mark.long
 def test_compile_with_another_optimizer():
     once, twice = classifier(scaled(initial_scale=1024.0)), classifier()
     step(twice)
@@ -428,6 +434,7 @@ def test_saved_weights_are_those_evaluated(tmp_path):
     assert_close(found, model.predict(IMAGES, verbose=0))
 
 
+@pytest.mark.long
 def test_setting_weights_restarts_the_average():
     model, plain = with_average(), classifier(batch_norm=True)
     step(model), step(plain), step(plain)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from equivalence_job import build_small
 
-from imagenet_fast import Config, build_model, make_dataset
+from imagenet_fast import Config, make_dataset
 
 pytestmark = pytest.mark.slow
 
@@ -154,7 +155,7 @@ def reference(data_dir, parts):
     """
     config = Config(data_dir=data_dir, strategy="one_device", **OPTIONS)
     rate = BATCH_NORM_RATE
-    model = build_model(config)
+    model = build_small(config, batch_norm=True)
     batches = iter(make_dataset(config, "train"))
     momentum = [np.zeros(v.shape, np.float32) for v in model.trainable_variables]
     decayed = [not keras_scale_or_shift(v, model) for v in model.trainable_variables]

@@ -106,6 +106,7 @@ def test_another_image_size_than_in_training(config, saved, expected, on_device)
     assert result["loss"] != pytest.approx(expected["loss"], rel=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "precision", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.long)]
 )
@@ -297,6 +298,7 @@ class SeenError(Exception):
     """Ends an evaluation whose batches have been seen."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "images"),
     [

@@ -59,7 +59,7 @@ def run(tmp_path_factory):
     return Source(str(directory), values(make_run(directory)))
 
 
-@pytest.fixture(scope="module", params=["run", "export"])
+@pytest.fixture(scope="module", params=["run", pytest.param("export", marks=pytest.mark.long)])
 def source(request, run, tmp_path_factory):
     """A run, or what was exported of it."""
     if request.param == "run":
@@ -109,6 +109,7 @@ def test_equally_many_other_classes_get_a_new_head(tmp_path):
     assert not np.array_equal(after[HEAD[0]], before[HEAD[0]])
 
 
+@pytest.mark.long
 def test_initial_weights_whatever_the_precision_and_devices(run):
     config = SMALL.replace(
         initial_weights=run.path, precision="mixed_bfloat16", batch_size=64, accumulation_steps=2
@@ -238,6 +239,7 @@ def test_path_without_weights_is_named(tmp_path):
         build_model(SMALL.replace(initial_weights=str(missing)))
 
 
+@pytest.mark.long
 def test_another_programs_savedmodel_is_named(tmp_path):
     keras.Sequential([keras.layers.Dense(1, input_shape=(2,))]).save(tmp_path / "other")
     with pytest.raises(UserError, match="is not a SavedModel that `export` wrote"):
@@ -250,6 +252,7 @@ def test_another_networks_weights_change_nothing(run):
         build_model(config)
 
 
+@pytest.mark.long
 def test_another_network_with_the_same_weights_is_named(tmp_path, capfd):
     airbench = {"model": "airbench94", "width": 4}
     make_run(tmp_path, **airbench, group_activation="silu")

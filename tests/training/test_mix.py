@@ -254,7 +254,7 @@ def reference(model, numbers, smoothing=0.0, parts=1):
     [
         ((1.0, 0.0), 0.0, 1),
         ((0.0, 1.0), 0.1, 2),
-        ((0.4, 1.0), 0.1, 2),
+        pytest.param((0.4, 1.0), 0.1, 2, marks=pytest.mark.long),
         pytest.param((1.0, 0.0), 0.1, 2, marks=pytest.mark.long),
         pytest.param((0.0, 1.0), 0.0, 1, marks=pytest.mark.long),
         pytest.param((0.4, 1.0), 0.0, 1, marks=pytest.mark.long),
@@ -301,6 +301,7 @@ class Unmixing(Mixer):
         return tf.constant(numbers_with_quantile(BELOW_1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("accumulation_steps", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_fractions_of_1_train_as_without_mixing(accumulation_steps):
     options = {"accumulation_steps": accumulation_steps, "label_smoothing": 0.1}

@@ -228,6 +228,7 @@ def test_a_model_gets_the_best_weights_that_are_kept(config, tmp_path, capsys):
     assert "run/best lacks that of the best evaluation, of step 2" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_model_without_weights_gets_them(config, tmp_path):
     config = config.replace(duration="2 steps", model_dir=str(tmp_path / "run"))
     model = sequential(10, (8, 8, 3))
@@ -293,6 +294,7 @@ def test_a_run_whose_model_has_no_name_needs_it_again(run):
         evaluate(recorded)
 
 
+@pytest.mark.long
 def test_pixels_as_they_are(config, tmp_path):
     config = config.replace(normalize_pixels=False, pixel_mean=(9.0, 9.0, 9.0))
     model = build_model(config, model=Subclassed)

@@ -205,6 +205,7 @@ def test_a_resumed_run_has_the_proxys_state(tmp_path):
     assert_close(weights_of(resumed), weights_of(run), 0)
 
 
+@pytest.mark.long
 def test_width_of_the_proxy():
     options = {"proxy_model": "airbench96_proxy", "select_by_loss": 0.5, "image_size": 32}
     config = SMALL.replace(model="airbench96", **options)

@@ -51,6 +51,7 @@ def checks(found, **changes):
             "2 of f32 (8 numbers), 2 of bf16 (75,296 numbers) along (0,1 2,3 4,5 6,7) and "
             "(0,2,4,6 1,3,5,7), half first along each",
             id="torus_16_bit",
+            marks=pytest.mark.long,
         ),
         pytest.param(
             {"fusion_segments": (4, 9), "all_reduce_dtype": "bfloat16", "accumulation_steps": 2},
@@ -78,7 +79,7 @@ def test_recipes(lowered, options, statistics, gradients):
     ("options", "recipe", "statistics", "gradients"),
     [
         (GROUPED, {"batch_norm_batch_size": 32}, "14 are missing among (0,1,2,3 4,5,6,7)", PAIRS),
-        ({}, GROUPED, f"14 are missing among {PAIRS}", ""),
+        pytest.param({}, GROUPED, f"14 are missing among {PAIRS}", "", marks=pytest.mark.long),
         (GROUPED, {"batch_norm_batch_size": 0}, "", f"there are all-reduces among {PAIRS}"),
         ({}, TORUS, "", "there are all-reduces among all 8"),
         pytest.param(
@@ -152,6 +153,7 @@ def test_batch_norm_without_its_sum_backward(lower_anew, monkeypatch):
     assert not gradients.wrong
 
 
+@pytest.mark.long
 def test_gradients_of_half_of_the_replicas(lower_anew, monkeypatch):
     monkeypatch.setattr(
         virtual, "consecutive", lambda replicas, size: consecutive(replicas, size // 2)

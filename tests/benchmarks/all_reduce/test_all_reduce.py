@@ -23,6 +23,7 @@ def result(method, seconds, case=None, predicted=None):
     return Result(case or sized_case(2**20), method, Times(seconds, seconds), 2.0e6, predicted)
 
 
+@pytest.mark.long
 def test_cases():
     assert (sized_case(2**14).name, sized_case(2**14).bytes) == ("16 KiB", 2**14)
     assert sized_case(25 * 2**20).name == "25 MiB"

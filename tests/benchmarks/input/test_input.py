@@ -253,7 +253,7 @@ def test_evaluation_of_one_batch_is_refused(indexed):
         benchmark.evaluation()
 
 
-@pytest.mark.parametrize("part", ["index", "evaluation"])
+@pytest.mark.parametrize("part", [pytest.param("index", marks=pytest.mark.long), "evaluation"])
 def test_without_indexes_there_is_nothing_to_compare(config, indexed, part):
     """The digits are too small for `prepare` to index them."""
     benchmark = InputBenchmark(config, {}, images=400, warmup=0, repeats=1)

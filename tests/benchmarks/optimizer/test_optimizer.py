@@ -8,6 +8,7 @@ from imagenet_fast.benchmarks.optimizer import compare as optimizer
 from imagenet_fast.optimizers import LARS, SGD, Role, variable_roles
 
 
+@pytest.mark.long
 def test_all_optimizers_update_all_variables(monkeypatch):
     """With a small network in place of the large one."""
     updaters = {}

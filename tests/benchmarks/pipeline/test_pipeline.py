@@ -182,6 +182,7 @@ def test_tables(parts):
     assert rows(text, "The graph")[1][-3:] == ["4,000", "4.0", "0.5"]
 
 
+@pytest.mark.long
 def test_files(parts, tmp_path):
     paths = make_report(parts).write({"repeats": 2}, str(tmp_path / "new"), "pipeline")
     assert [path.rpartition("/")[2] for path in map(str, paths)] == [

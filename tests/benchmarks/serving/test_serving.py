@@ -122,6 +122,7 @@ def test_images_come_in_batches(tmp_path):
     assert [best[0] for best in result["classes"]] == [0, 1, 2, 3, 4, 0, 1]
 
 
+@pytest.mark.long
 def test_a_runtime_that_is_not_installed(config, tmp_path):
     """The message names the command that installs it."""
     job = {"runtime": "none", "path": "", "images": "", "count": 1, "batch_size": 1, "threads": 1}

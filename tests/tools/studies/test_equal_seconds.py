@@ -128,6 +128,7 @@ def test_page_is_that_of_the_log():
             assert len(point.outcome.errors) == settings.SEEDS, point.method
 
 
+@pytest.mark.long
 def test_another_log_with_all_runs(tmp_path, run_python):
     """Nothing is trained, and the page beside it is that of the documentation."""
     path = shutil.copy(experiments.RESULTS / "runs.jsonl", tmp_path)

@@ -56,6 +56,7 @@ def test_input_images_are_augmented_as_in_training(config, plain):
     assert sum(same) > 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cache", ["encoded", "decoded"])
 def test_input_images_fill_no_cache(config, plain, cache, monkeypatch):
     def fill(*arguments):
