@@ -5,6 +5,7 @@ import functools
 import gc
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,6 +55,7 @@ def made_once(tmp_path_factory):
         with (folder / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not made.exists():
+                shutil.rmtree(directory, ignore_errors=True)  # Half of it, if that failed.
                 make(directory)
                 made.touch()
         return directory

@@ -28,13 +28,13 @@ unset PYTHONDONTWRITEBYTECODE
 at_once=(--numprocesses="$(($(nproc) < 8 ? $(nproc) + 1 : 8))" --dist=loadfile --no-loadscope-reorder)
 if [ "${1-}" = addons ]; then
   shift
-  # The tests of what depends on the TensorFlow version: Keras's optimizers, layers, models and files,
+  # Tests of what depends most on the TensorFlow version: Keras's optimizers, layers, models and files,
   # strategies, tf.data, and ops compiled for TensorFlow.
   of_addons=("$@")
   if ! names_tests "$@"; then
     of_addons+=(tests/optimizers/test_addons.py)
     set -- "$@" tests/{layers,optimizers} tests/models/test_models.py \
-      tests/data/test_{decode,pipeline,resize_op,service,shards}.py \
+      tests/data/test_{pipeline,resize_op,shards}.py \
       tests/distribute/test_{all_reduce,strategy}.py \
       tests/pipeline_parallel/test_{gpipe,in_stages}.py tests/serving/test_export.py \
       tests/training/test_{checkpoint,classifier,train}.py

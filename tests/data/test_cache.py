@@ -133,7 +133,6 @@ class Watched(Config):
         return super().__getattribute__(name)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("crop", ["pad", pytest.param("none", marks=pytest.mark.long)])
 def test_images_depend_on_no_other_options(numbered, crop, monkeypatch):
     # What looks at all options.

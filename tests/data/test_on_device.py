@@ -170,10 +170,7 @@ def noise(count, size=9):
         {"train_crop": "pad", "flip": False, "crop_padding": 3},
         {"train_crop": "pad", "flip": True, "crop_padding": 8, "crop_border": "reflect"},
         {"train_crop": "pad", "flip": True, "crop_padding": 2, "cutout": 9},
-        pytest.param(
-            {"train_crop": "none", "flip": True, "cutout": 4, "brightness": 0.5, "contrast": 0.5},
-            marks=pytest.mark.long,
-        ),
+        {"train_crop": "none", "flip": True, "cutout": 4, "brightness": 0.5, "contrast": 0.5},
     ],
 )
 def test_changes_equal_those_on_the_host(identities, options):

@@ -152,7 +152,6 @@ def test_epochs_do_not_depend_on_the_first_epoch():
     assert (later[1][..., 1] == 2).all()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "threads", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), 5]
 )

@@ -12,7 +12,6 @@ from imagenet_fast.distribute.groups import consecutive
 JOB = pathlib.Path(__file__).with_name("group_sum_job.py")
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "logical_cpus", "workers"),

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from model_weights import weights_in
 
-# In the default run, test_gcp_tpu.py tests keep_running with a fake trainer, and tests/training the
-# weights of resumed runs.
+# In the default run, tests/training has the weights of resumed runs.
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 ROOT = pathlib.Path(__file__).parents[2]

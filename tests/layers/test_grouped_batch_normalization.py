@@ -19,7 +19,7 @@ STRATEGIES = {
     "four_devices": ("mirrored", 4, 0),
     "four_workers": ("multi_worker", 0, 4),
 }
-# Workers are in tests/training/test_batch_norm_groups_training.py and distribute/ too.
+# In the default run, workers sum over groups in tests/distribute/test_group_sum.py.
 EACH = ["four_devices", pytest.param("four_workers", marks=pytest.mark.long)]
 # Of what is rounded to the layer's dtype: outputs and their gradients.
 ROUNDING = {"float32": 0, "bfloat16": 2**-8, "float16": 2**-11}

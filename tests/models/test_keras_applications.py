@@ -118,7 +118,7 @@ def test_logits_are_the_same(model, source, images):
     assert_same(model(images, training=False), source(images, training=False))
 
 
-# In the default run, the next test reads a file.
+# In the default run, the test below reads a file of weights alone.
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
 def test_logits_are_the_same_from_a_file(model, source, weights_file, images, tmp_path):
@@ -130,7 +130,6 @@ def test_logits_are_the_same_from_a_file(model, source, weights_file, images, tm
         assert_same(model(images, training=False), source(images, training=False))
 
 
-@pytest.mark.long
 def test_the_classifier_has_another_name_in_the_files_for_download(
     model, weights_file, images, source
 ):

@@ -454,7 +454,7 @@ def test_a_clone_of_interleaved_stages():
     assert keras.models.clone_model(model).pipeline.schedule == "1f1b"
 
 
-# In the default run, a model is saved and loaded above.
+# In the default run, a pipeline is saved as the model without one, above.
 @pytest.mark.long
 def test_a_model_checkpoint(tmp_path):
     model = noisy_model([2, 2], "except_last")

@@ -235,7 +235,7 @@ REFUSALS = {
     "contrastive": NO_SUM,
     "above average": NO_SUM,
 }
-QUICK_REFUSALS = ("masked tagger", "a mean and a sum")
+QUICK_REFUSALS = ("masked tagger", "a mean and a sum", "above average")
 
 
 class Chain(keras.Model):

@@ -80,7 +80,7 @@ def evaluated(config, twin, validation):
 
 @pytest.fixture(scope="session")
 def evaluated_in_bfloat16(config, trained, validation):
-    """The same as the model was trained."""
+    """The same in bfloat16."""
     return evaluate(trained, config, validation[1])
 
 

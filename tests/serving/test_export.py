@@ -316,7 +316,6 @@ def test_pixels_give_probabilities_in_the_order_of_classes(config, trained, expo
     assert answers["features"].shape == [9, 64]
 
 
-@pytest.mark.long
 def test_labels_have_names(twin, validation, tmp_path):
     """Names of a data set's own, with letters that ASCII lacks."""
     names = [f"Fläche {index}" for index in range(10)]

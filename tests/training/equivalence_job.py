@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import tf_keras as keras
 
-from imagenet_fast import Config, make_dataset, make_strategy
+from imagenet_fast import Config, build_model, make_dataset, make_strategy
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import evaluation_steps
 from imagenet_fast.distribute.workers import is_chief
@@ -35,7 +35,7 @@ LARS = {
 }
 
 
-def build_small(config, batch_norm=False):
+def build_small(config):
     """A small convolutional network, with what make_dataset gives as its input."""
     keras.utils.set_random_seed(config.seed)
     with make_strategy(config).scope():
@@ -43,10 +43,7 @@ def build_small(config, batch_norm=False):
         inputs = x = keras.Input((size, size, 3), dtype="uint8")
         x = PixelNormalization(config.pixel_mean, config.pixel_std)(x)
         for filters in (8, 16):
-            x = keras.layers.Conv2D(filters, 3, strides=2)(x)
-            if batch_norm:
-                x = keras.layers.BatchNormalization(momentum=0.9)(x)
-            x = keras.layers.ReLU()(x)
+            x = keras.layers.Conv2D(filters, 3, strides=2, activation="relu")(x)
         logits = keras.layers.Dense(10)(keras.layers.Flatten()(x))
         model = Classifier(
             inputs,
@@ -59,6 +56,15 @@ def build_small(config, batch_norm=False):
             model.weight_average = WeightAverage(model.weights, config.ema_decay)
         model.compile(build_optimizer(config, model))
     return model
+
+
+def with_batch_norm(num_classes, image_shape):
+    """The same network with batch norm, for build_model."""
+    images = x = keras.Input(image_shape)
+    for filters in (8, 16):
+        x = keras.layers.Conv2D(filters, 3, strides=2)(x)
+        x = keras.layers.ReLU()(keras.layers.BatchNormalization(momentum=0.9)(x))
+    return keras.Model(images, keras.layers.Dense(num_classes)(keras.layers.Flatten()(x)))
 
 
 def train(model, batches, steps):
@@ -103,7 +109,7 @@ def main():
     found = train(build_small(lars), batches, STEPS)
     results.update({f"lars_{k}": v for k, v in found.items()})
     config = config.replace(learning_rate=BATCH_NORM_RATE)
-    normed = train(build_small(config, batch_norm=True), batches, BATCH_NORM_STEPS)
+    normed = train(build_model(config, model=with_batch_norm), batches, BATCH_NORM_STEPS)
     results.update({f"normed_{k}": v for k, v in normed.items()})
     if is_chief(make_strategy(config)):
         np.savez(job["out"], **results)

@@ -137,7 +137,7 @@ def test_tracing_leaves_layers_unchanged():
         np.testing.assert_array_equal(own, other)
 
 
-@pytest.mark.parametrize("accumulation_steps", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("accumulation_steps", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_regularization_is_trained_but_not_reported(accumulation_steps):
     strength = 0.3
     regularized = classifier(
@@ -434,7 +434,6 @@ def test_saved_weights_are_those_evaluated(tmp_path):
     assert_close(found, model.predict(IMAGES, verbose=0))
 
 
-@pytest.mark.long
 def test_setting_weights_restarts_the_average():
     model, plain = with_average(), classifier(batch_norm=True)
     step(model), step(plain), step(plain)

@@ -252,7 +252,6 @@ def test_another_networks_weights_change_nothing(run):
         build_model(config)
 
 
-@pytest.mark.long
 def test_another_network_with_the_same_weights_is_named(tmp_path, capfd):
     airbench = {"model": "airbench94", "width": 4}
     make_run(tmp_path, **airbench, group_activation="silu")

@@ -147,7 +147,6 @@ def test_killed_stage_server(digits, tmp_path):
     assert f"error: stage server {address} has stopped" in told
 
 
-# In the default run, test_evaluate.py evaluates such a run.
 @pytest.mark.long
 def test_evaluated_and_exported_without_a_pipeline(run, capsys, tmp_path):
     of_four = f"--model_dir={run('four')}"

@@ -64,7 +64,6 @@ def test_filters_are_not_trained_and_biases_are(on_digits):
     assert np.abs(layer.bias).max() > 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [{"ema_decay": 0.9}, pytest.param({"lookahead_every": 5}, marks=pytest.mark.long)],

@@ -119,6 +119,7 @@ def test_a_batch_that_does_not_fit_names_the_accumulation_steps(capsys, tmp_path
     assert tried[steps] <= usable < tried[divisors[-2]]
 
 
+@pytest.mark.long
 def test_find_batch(capsys, tmp_path):
     flags = [*LARGE, "--topology=p100:1x1", "--batch_size=640", "--find_batch"]
     flags.append(f"--output_dir={tmp_path}")

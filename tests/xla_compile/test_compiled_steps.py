@@ -118,7 +118,7 @@ def differences(found, steps=2):
 @pytest.mark.parametrize(
     "options",
     [
-        {"batch_norm_batch_size": 64},
+        pytest.param({"batch_norm_batch_size": 64}, marks=pytest.mark.long),
         {"batch_norm_batch_size": 16, "all_reduce": "torus_2d", "ema_decay": 0.9},
         {"batch_norm_batch_size": 4, "accumulation_steps": 2, "clip_norm": 1.0},
         {"optimizer": "lars", "fusion_segments": (5,), "learning_rate": 5.0},

@@ -49,6 +49,7 @@ def test_each_step_is_the_recipe_s_of_one_gpu():
 
 
 @pytest.mark.compile
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs jax")
 def test_steps_run_on_this_machine_s_processor(tmp_path):
     """In place of the GPU: time, memory and the comparison, which finds no difference here."""

@@ -220,7 +220,7 @@ def test_bounds(config, stage_datasets):
     assert {int(size) for batch in whole for size in batch} == {32 * 32 * 3}
 
 
-# In the default run, parts of stand-ins are timed, below, and the bounds looked at.
+# In the default run, parts of stand-ins are timed, below.
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("part", "names"),
