@@ -15,6 +15,8 @@ from imagenet_fast import commands
 from imagenet_fast.base.addresses import free_port
 
 
+# In the default run, tests/data/test_service.py starts servers.
+@pytest.mark.long
 def test_ends_in_order_when_asked_to():
     with running_server() as (process, address):
         host, port = address.split(":")

@@ -11,6 +11,9 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.keras_applications import load_keras_applications_weights
 from imagenet_fast.models.resnet import cifar_resnet, resnet
 
+# Two networks are made, which takes seconds, and what loads weights seldom changes.
+pytestmark = pytest.mark.long
+
 SHAPE = (96, 64, 3)
 CLASSES = 7
 
@@ -118,8 +121,6 @@ def test_logits_are_the_same(model, source, images):
     assert_same(model(images, training=False), source(images, training=False))
 
 
-# In the default run, the test below reads a file of weights alone.
-@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
 def test_logits_are_the_same_from_a_file(model, source, weights_file, images, tmp_path):
     source.save(tmp_path / "whole.h5")
@@ -143,7 +144,6 @@ def test_the_classifier_has_another_name_in_the_files_for_download(
     assert_same(model(images, training=False), source(images, training=False))
 
 
-@pytest.mark.long
 def test_depth_101_has_the_same_layers(our_deeper, deeper):
     model = our_deeper
     load_keras_applications_weights(model, deeper)
@@ -159,7 +159,6 @@ def test_depth_101_has_the_same_layers(our_deeper, deeper):
     )
 
 
-@pytest.mark.long
 def test_without_the_classifier(of_three_classes, weights_file, images, headless, tmp_path):
     headless.save_weights(tmp_path / "notop.h5")
     model, initial = of_three_classes, of_three_classes.get_weights()
@@ -173,13 +172,11 @@ def test_without_the_classifier(of_three_classes, weights_file, images, headless
         assert_same(features(images, training=False), headless(images, training=False))
 
 
-@pytest.mark.long
 def test_weights_without_a_classifier(model, headless):
     with pytest.raises(UserError, match="no classifier; use include_top=False"):
         load_keras_applications_weights(model, headless)
 
 
-@pytest.mark.long
 def test_other_number_of_classes_leaves_the_model_unchanged(source, of_three_classes):
     model = of_three_classes
     before = model.get_weights()
@@ -191,7 +188,6 @@ def test_other_number_of_classes_leaves_the_model_unchanged(source, of_three_cla
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.long
 def test_other_depth(source, deeper, our_deeper, model):
     with pytest.raises(UserError, match=r"the weights lack conv4_block\d+_\d_conv.* more; build"):
         load_keras_applications_weights(our_deeper, source)
@@ -199,28 +195,15 @@ def test_other_depth(source, deeper, our_deeper, model):
         load_keras_applications_weights(model, deeper)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        pytest.param(
-            lambda: ours(stride_on_1x1=False), "stride_on_1x1=True", marks=pytest.mark.long
-        ),
-        pytest.param(
-            lambda: ours(blur_pool="convolutions"), 'blur_pool="none"', marks=pytest.mark.long
-        ),
-        pytest.param(
-            lambda: ours(batch_norm_epsilon=1e-5),
-            "batch_norm_epsilon=1e-05 .*1.001e-05$",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            lambda: ours(stem="small"),
-            r"stem_conv/kernel is \(3, 3, 3, 64\), not \(7, 7, 3, 64\)",
-            marks=pytest.mark.long,
-        ),
+        (lambda: ours(stride_on_1x1=False), "stride_on_1x1=True"),
+        (lambda: ours(blur_pool="convolutions"), 'blur_pool="none"'),
+        (lambda: ours(batch_norm_epsilon=1e-5), "batch_norm_epsilon=1e-05 .*1.001e-05$"),
+        (lambda: ours(stem="small"), r"stem_conv/kernel is \(3, 3, 3, 64\), not \(7, 7, 3, 64\)"),
         (lambda: resnet(18, CLASSES, SHAPE), r"no weights for resnet18.*resnet\(152\)"),
-        pytest.param(lambda: cifar_resnet(20), "no weights for resnet20", marks=pytest.mark.long),
+        (lambda: cifar_resnet(20), "no weights for resnet20"),
     ],
 )
 def test_other_variants(make, message, source):
@@ -234,7 +217,6 @@ def test_layers_that_keras_lacks(model, source, monkeypatch):
         load_keras_applications_weights(model, source)
 
 
-@pytest.mark.long
 def test_another_network(model):
     source = keras.applications.MobileNetV2((96, 96, 3), weights=None, classes=CLASSES)
     with pytest.raises(UserError, match="weights are not of resnet50: the weights lack conv1_"):

@@ -57,7 +57,13 @@ def test_serialization(name):
     np.testing.assert_array_equal(train(again), train(optimizer))
 
 
-@EACH
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if name.count("_") else ())
+        for name in job.OPTIMIZERS
+    ],
+)
 def test_factors_apply(name):
     """Each of them moves the weights elsewhere."""
     config = job.OPTIMIZERS[name]().get_config()

@@ -24,7 +24,6 @@ def pod():
     return plan_run(config, POD)
 
 
-@pytest.mark.long
 def test_the_pod_of_ying_et_al(pod):
     """32,768 images on 2,048 cores, 91 epochs: more than 1.05 million images/s."""
     assert pod.hardware.cluster.replicas == 2048
