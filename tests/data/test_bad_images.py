@@ -304,7 +304,7 @@ def take(dataset, steps):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("split", [pytest.param("train", marks=pytest.mark.long), "validation"])
+@pytest.mark.parametrize("split", ["train", "validation"])
 def test_pipeline_lists_unreadable_images(data, tmp_path, split):
     directory, numbers = data
     config = Config(

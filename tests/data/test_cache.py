@@ -99,9 +99,8 @@ def test_rewritten_data_is_read_again(tmp_path, write_data, numbered_examples, e
         assert sorted(labels) == list(range(first, first + 16))
 
 
-# The next test has decoded images.
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["encoded", pytest.param("decoded", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["encoded", "decoded"])
 def test_nothing_is_read_after_the_first_time(numbered, capsys, kind):
     options = {"data_dir": numbered, "train_crop": "none", "cache": kind}
     first = batches(3, **options)

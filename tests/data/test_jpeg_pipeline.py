@@ -125,7 +125,7 @@ def test_records_have_the_index_of_their_jpeg(indexed):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("split", [pytest.param("train", marks=pytest.mark.long), "validation"])
+@pytest.mark.parametrize("split", ["train", "validation"])
 def test_only_pixels_at_the_border_depend_on_the_index(
     indexed, indexed_batches, without_index, split
 ):

@@ -119,7 +119,7 @@ def assert_same(one, other):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("split", ["train", pytest.param("validation", marks=pytest.mark.long)])
+@pytest.mark.parametrize("split", ["train", "validation"])
 def test_batches_are_as_documented(digits, split):
     config = Config(data_dir=digits, image_size=16, batch_size=32, strategy="one_device")
     dataset = distributed_dataset(config, split)

@@ -303,9 +303,7 @@ def test_xla():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "policy", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_layers_have_the_policy_in_which_they_were_made(policy):
     own = keras.mixed_precision.Policy(policy)
     keras.mixed_precision.set_global_policy(own)

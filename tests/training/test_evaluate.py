@@ -98,7 +98,7 @@ def test_the_default_batch_is_trainings_if_the_result_depends_on_it(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("on_device", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("on_device", [False, True])
 def test_another_image_size_than_in_training(config, saved, expected, on_device):
     config = config.replace(data_on_device=on_device)
     result = evaluate(config.replace(eval_image_size=24))
@@ -107,9 +107,7 @@ def test_another_image_size_than_in_training(config, saved, expected, on_device)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "precision", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
 def test_another_precision_than_in_training(config, saved, expected, precision):
     result = evaluate(config.replace(precision=precision))
     assert result["loss"] == pytest.approx(expected["loss"], rel=0.05)

@@ -302,7 +302,7 @@ class Unmixing(Mixer):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("accumulation_steps", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
 def test_fractions_of_1_train_as_without_mixing(accumulation_steps):
     options = {"accumulation_steps": accumulation_steps, "label_smoothing": 0.1}
     unmixed = classifier(Unmixing(EXTREME, EXTREME, 0), **options)
