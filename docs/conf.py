@@ -19,7 +19,8 @@ include_patterns = [
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
     *("docs/**", "gcp/README.md", "benchmarks/**/README.md"),
 ]
-exclude_patterns = ["docs/_build", "docs/contents.md"]
+# Hidden folders, data and runs so that their many files are not looked through.
+exclude_patterns = ["docs/_build", "docs/contents.md", ".*", "data", "runs"]
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",

@@ -17,6 +17,7 @@ fi
 # Without pip, it is left from a failed attempt, for example without Debian's python3-venv.
 [ -x "$venv/bin/pip" ] || "${PYTHON:-python3}" -m venv "$venv"
 "$venv/bin/pip" install --quiet --disable-pip-version-check --no-compile --editable ".${extras:+[$extras]}"
-# On all cores; pip uses one. Some packages contain files for other versions of Python.
-"$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
+# Compiles the modules that training imports; the others, many times as many, when they are first used.
+env -u PYTHONDONTWRITEBYTECODE TF_USE_LEGACY_KERAS=1 \
+  "$venv/bin/python" -c "import imagenet_fast.training.train" >/dev/null 2>&1 || true
 cp setup.cfg "$stamp"

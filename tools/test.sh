@@ -5,9 +5,9 @@
 #   tools/test.sh all [PYTEST-ARGUMENT ...]      all tests
 #   tools/test.sh addons [PYTEST-ARGUMENT ...]   TensorFlow 2.15 and Addons: the tests of what
 #                                                differs there
-#   tools/test.sh compile [PYTEST-ARGUMENT ...]  with jax, libtpu and CUDA's compiler: training
-#                                                steps for TPUs and GPUs (-m compile: also the
-#                                                long tests)
+#   tools/test.sh compile [PYTEST-ARGUMENT ...]  with jax, libtpu and CUDA's compiler, which it also
+#                                                installs: training steps for TPUs and GPUs
+#                                                (-m compile: also the long tests)
 set -euo pipefail
 unset CDPATH
 cd "$(dirname "$0")/.."
@@ -42,16 +42,16 @@ if [ "${1-}" = addons ]; then
   tools/install.sh .venv-addons test,addons
   .venv-addons/bin/python -m pytest "${at_once[@]}" -m "not slow and not long and not addons" "$@"
   # Separately, because importing Addons affects loading models. Status 5: no tests selected.
-  .venv-addons/bin/python -m pytest -m addons "${of_addons[@]}" || [ $? -eq 5 ]
+  .venv-addons/bin/python -m pytest --numprocesses=2 -m addons "${of_addons[@]}" || [ $? -eq 5 ]
   exit
 fi
 if [ "${1-}" = compile ]; then
   shift
   names_tests "$@" || set -- "$@" tests/xla_compile
-  tools/install.sh .venv-compile test,compile
-  exec .venv-compile/bin/python -m pytest -m "compile and not long" "$@"
+  tools/install.sh .venv test,compile
+  exec .venv/bin/python -m pytest --numprocesses=2 --dist=loadfile -m "compile and not long" "$@"
 fi
-selection=(-m "not long")
+selection=(-m "not long and not compile")
 if [ "${1-}" = all ]; then
   shift
   selection=()

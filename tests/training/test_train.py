@@ -281,6 +281,7 @@ train(Config.from_json(pathlib.Path(sys.argv[1]).read_text()), callbacks=[Kill()
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_weights(config, summary, tmp_path, run_python):
     killed = config.replace(
         model_dir=str(tmp_path / "run"), tensorboard=False, examine=False, mlperf_log=True
