@@ -217,16 +217,17 @@ def follow_duration(
       sources: of :func:`in_order`.
       lines: of all flagfiles, in the order of giving.
     """
-    given = [line for line in lines if line.name == "duration"]
+    given, unset = [line for line in lines if line.name == "duration"], Config()
     if "duration" not in sources or not given:
         return dict(values)
     after = Config.convert("duration", values["duration"])
-    of_files = {line.source: Duration.parse(line.text) for line in given}
+    of_files = {line.source: line for line in given}
     parents = {line.source: line.parents for line in lines}
     # Default times, and those of files without a duration, are for the innermost recipe.
     outermost = [(*line.parents, line.source)[0] for line in given]
-    default = Duration.parse(given[outermost.index(outermost[-1])].text)
-    place, unset = sources["duration"], Config()
+    default = given[outermost.index(outermost[-1])]
+    batch_size = Config.convert("batch_size", values.get("batch_size", Config.batch_size))
+    place = sources["duration"]
     others = (line.text for line in reversed(given) if line.source != place)
     replaced = next((text for text in others if Duration.parse(text) != after), "")
     scaled, fixed = {}, []
@@ -237,11 +238,13 @@ def follow_duration(
         if place and source is not None and place not in parents[source]:
             continue  # of another recipe
         times = Config.convert(name, values.get(name, getattr(unset, name)))
-        before = default if source is None else of_files.get(source, default)
+        line = default if source is None else of_files.get(source, default)
+        before = Duration.parse(line.text)
         if before == after:
             continue
+        growth = batch_size / max(1, _batch_size_of(line.source, lines))
         try:
-            scaled[name] = scale_times(times, before, after)
+            scaled[name] = scale_times(times, before, after, growth)
         except UserError:
             fixed.append(name)
     ineffective = Config.without_effect({**values, **scaled, **dict.fromkeys(fixed, "1 step")})
@@ -261,6 +264,21 @@ def follow_duration(
                 f"another unit: give --{name}, too"
             )
     return {**values, **changed}
+
+
+def _batch_size_of(file: str, lines: Iterable[FlagfileLine]) -> int:
+    """Returns the batch size that a flagfile gives, itself or by files that it includes.
+
+    Args:
+      file: its path.
+      lines: of all flagfiles, in the order of giving.
+    """
+    texts = [
+        line.text
+        for line in lines
+        if line.name == "batch_size" and file in (line.source, *line.parents)
+    ]
+    return Config.convert("batch_size", texts[-1]) if texts else Config.batch_size
 
 
 def with_times(

@@ -797,6 +797,38 @@ def test_times_follow_a_duration_beside_an_included_recipe(write, capsys):
     assert Config.from_flagfile(both).decay_at == Config.from_flagfile(recipe).decay_at
 
 
+@pytest.mark.parametrize(
+    ("times", "duration", "batch_size", "warmup"),
+    [
+        # In each case 10% of the images, which twice the batch size trains in half the steps.
+        ("--duration=100 steps\n--warmup=320 examples\n", "50 steps", 64, "320 examples"),
+        ("--duration=100 steps\n--warmup=320 examples\n", "100 steps", 32, "320 examples"),
+        ("--duration=100 steps\n--warmup=320 examples\n", "200 steps", 64, "1280 examples"),
+        ("--duration=100 steps\n--warmup=10 steps\n", "50 steps", 64, "5 steps"),
+        ("--duration=10 epochs\n--warmup=40 steps\n", "20 epochs", 64, "40 steps"),
+        ("--duration=10 epochs\n--warmup=1 epochs\n", "20 epochs", 64, "2 epochs"),
+        ("--duration=100 steps\n--warmup=10 steps\n", "6400 examples", 64, "640 examples"),
+    ],
+)
+def test_times_follow_a_duration_with_another_batch_size(
+    write, times, duration, batch_size, warmup
+):
+    recipe = write("recipe.flags", f"--batch_size=32\n{times}--schedule=cosine\n")
+    changed = Config.from_flagfile(recipe, duration=duration, batch_size=batch_size)
+    assert str(changed.warmup) == warmup
+    # The same in a file, from which the batch size of the included one differs.
+    top = write(
+        "top.flags", f"--flagfile=recipe.flags\n--batch_size={batch_size}\n--duration={duration}\n"
+    )
+    assert Config.from_flagfile(top) == changed
+
+
+def test_a_batch_size_that_is_replaced_may_be_wrong(write):
+    text = "--batch_size=0\n--duration=100 steps\n--warmup=320 examples\n--schedule=cosine\n"
+    recipe = write("recipe.flags", text)
+    assert Config.from_flagfile(recipe, batch_size=32, duration="50 steps").batch_size == 32
+
+
 def test_times_in_a_third_unit_are_named(write, capsys):
     text = "--duration=90 epochs\n--warmup=300 steps\n--schedule=cosine\n"
     config = Config.from_flagfile(write("recipe.flags", text), duration="9000 examples")

@@ -16,13 +16,14 @@ TIMES = (
 Times = Union[Duration, tuple[Duration, ...]]
 
 
-def scale_times(times: Times, before: Duration, after: Duration) -> Times:
+def scale_times(times: Times, before: Duration, after: Duration, batch_growth: float = 1) -> Times:
     """Scales times to another duration of a run, of which they stay the same fractions.
 
     Args:
       times: One or several.
       before: The duration to which they belong.
       after: The new duration.
+      batch_growth: The new batch size over the one to which they belong.
 
     Returns:
       The times to five digits, in their units, or in the unit of ``after`` if that of ``before``
@@ -34,15 +35,25 @@ def scale_times(times: Times, before: Duration, after: Duration) -> Times:
     if isinstance(times, tuple):
         # Zeros keep the unit of the others.
         scaled = any(time.amount for time in times)
-        return tuple(_scale(time, before, after) for time in times) if scaled else times
-    return _scale(times, before, after) if times.amount else times
+        if not scaled:
+            return times
+        return tuple(_scale(time, before, after, batch_growth) for time in times)
+    return _scale(times, before, after, batch_growth) if times.amount else times
 
 
-def _scale(time: Duration, before: Duration, after: Duration) -> Duration:
+def _scale(time: Duration, before: Duration, after: Duration, batch_growth: float) -> Duration:
+    factor = after.amount / before.amount
     if before.unit == after.unit:
         unit = time.unit
+        # As many steps of larger batches are more images, as many images fewer steps.
+        if before.unit == "steps" != unit:
+            factor *= batch_growth
+        elif before.unit != "steps" == unit:
+            factor /= batch_growth
     elif time.unit == before.unit:
         unit = after.unit
     else:
         raise UserError(f"{time} of {before} is no known fraction of {after}")
-    return Duration(float(f"{time.amount * after.amount / before.amount:.5g}"), unit)
+    if factor == 1 and unit == time.unit:
+        return time
+    return Duration(float(f"{time.amount * factor:.5g}"), unit)
