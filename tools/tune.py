@@ -17,11 +17,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from tuning.plan import Plan, parse_space
+from tuning.plan import Plan, common_config, parse_space
 
 from imagenet_fast.base.errors import UserError, how_to_install
 from imagenet_fast.commands.flags import CommandFlags
-from imagenet_fast.config import Config, option_names
+from imagenet_fast.config import option_names
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.quiet import import_tensorflow
 
@@ -77,14 +77,15 @@ def parse(arguments: Sequence[str]) -> Plan:
 
     flags = CommandFlags("train", option_names())
     flags.parse(rest)
-    config = Config().replace(**flags.changes())
+    space = parse_space(given.search)
+    config = common_config(flags.changes(), space)
     if config.model_dir:
         raise UserError("leave out model_dir: each trial has its own under --study_dir")
     if config.stop_at_accuracy:
         raise UserError("stop_at_accuracy would stop different trials at the same error")
     return Plan(
         config=config,
-        space=parse_space(given.search, config),
+        space=space,
         trials=given.trials,
         fine_trials=given.fine_trials,
         seed=given.search_seed,

@@ -7,6 +7,7 @@ import importlib
 import json
 import math
 import pathlib
+import shlex
 import sys
 import types
 import xml.etree.ElementTree
@@ -137,9 +138,26 @@ def test_searched_options(text, expected, make_plan):
 
 
 def test_written_back():
-    config = Config()
     for text in ("learning_rate=log:0.05:5", "warmup=epochs:0:1.5", *SEARCH):
-        assert list(map(str, plans.parse_space([text], config))) == [text]
+        assert list(map(str, plans.parse_space([text]))) == [text]
+
+
+def test_the_command_of_the_page():
+    """Its recipe has no warmup, so ``warmup_start`` has an effect only in some trials."""
+    page = (ROOT / "docs" / "tuning.md").read_text()
+    command = page[page.index("python tools/tune.py") :].split("\n\n")[0].replace("\\\n", "")
+    plan = tune.parse(shlex.split(command)[2:])
+    trial = {"warmup": Duration(1, "epochs"), "schedule": "steps"}
+    assert plan.config.replace(**trial).warmup_start == 0
+    none = plan.config.replace(**{**trial, "warmup": Duration(0, "epochs")})
+    assert none.warmup_start == Config().warmup_start
+    assert none.decay_at == Config.from_flagfile("fashion_mnist").decay_at
+    assert plan.config.replace(**{**trial, "schedule": "cosine"}).decay_at == Config().decay_at
+
+
+def test_an_option_without_effect_in_any_trial(make_plan):
+    with pytest.raises(UserError, match="warmup_start=0 has no effect"):
+        make_plan("momentum=0.8:0.9", warmup_start=0)
 
 
 def test_the_order_of_searched_options_does_not_matter(make_plan):
@@ -471,8 +489,7 @@ def outcome(number, state, error, round_="coarse", **values):
 @pytest.mark.long
 def test_the_picture_has_a_panel_for_each_option():
     space = plans.parse_space(
-        ["learning_rate=log:0.1:10", "warmup=epochs:0:2", "schedule=steps|cosine"],
-        Config(),
+        ["learning_rate=log:0.1:10", "warmup=epochs:0:2", "schedule=steps|cosine"]
     )
     outcomes = [
         outcome(
@@ -508,7 +525,7 @@ def test_the_picture_has_a_panel_for_each_option():
 
 @pytest.mark.parametrize("errors", [[], [0.0], [1.0], [0.003, 0.004]])
 def test_a_picture_of_few_trials(errors):
-    space = plans.parse_space(["momentum=0.1:0.9"], Config())
+    space = plans.parse_space(["momentum=0.1:0.9"])
     outcomes = [
         outcome(number, "complete", error, momentum=0.5) for number, error in enumerate(errors)
     ]

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import pathlib
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
 from imagenet_fast.base.durations import Duration
@@ -138,27 +138,51 @@ class Plan:
     directory: pathlib.Path
 
 
-def parse_space(texts: Sequence[str], config: Config) -> tuple[Searched, ...]:
+def parse_space(texts: Sequence[str]) -> tuple[Searched, ...]:
     """Parses a search space, such as ``learning_rate=log:0.1:10`` or ``schedule=steps|cosine``.
 
     Args:
       texts: one for each option.
-      config: must be valid with both ends of each range, and with each choice.
 
     Raises:
-      UserError: if a text is malformed, or its values are invalid.
+      UserError: if a text is malformed.
     """
     space: list[Searched] = []
     for text in texts:
         try:
             searched = _parse(text)
-            _check_values(searched, config)
         except UserError as error:
             raise UserError(f"--search={text}: {error}") from None
         if searched.option in [other.option for other in space]:
             raise UserError(f"--search names {searched.option} twice")
         space.append(searched)
     return tuple(sorted(space, key=lambda searched: option_names().index(searched.option)))
+
+
+def common_config(values: Mapping[str, Any], space: Sequence[Searched]) -> Config:
+    """Returns a configuration from which those of all trials differ in the searched options.
+
+    In it these have values with which the others have an effect: ``warmup_start=0`` has none where
+    ``warmup`` is 0, as in the recipe and perhaps in some of the trials.
+
+    Args:
+      values: of the options that are given.
+      space: is checked: both ends of each range, and each choice.
+
+    Raises:
+      UserError: if a value is invalid.
+    """
+    for searched in space:
+        candidates = [values, *({**values, searched.option: end} for end in searched.ends())]
+        values = min(candidates, key=lambda each: len(Config.without_effect(each)))
+    config = Config().replace(**values)
+    for searched in space:
+        try:
+            for value in searched.ends():
+                config.replace(**{searched.option: value})
+        except UserError as error:
+            raise UserError(f"--search={searched}: {error}") from None
+    return config
 
 
 def _parse(text: str) -> Searched:
@@ -222,11 +246,6 @@ def _parse_number(text: str, whole: bool) -> float:
     if number != int(number):
         raise UserError(f"{text} is not a whole number")
     return int(number)
-
-
-def _check_values(searched: Searched, config: Config) -> None:
-    for value in searched.ends():
-        config.replace(**{searched.option: value})
 
 
 def _shorten(number: float) -> float:
