@@ -113,13 +113,12 @@ def _their_name(name: str) -> str:
     """
     if name.startswith("stem_"):
         return name.replace("stem", "conv1")
-    stage, block, rest = name.split("_", maxsplit=2)
-    match = re.fullmatch(r"(?:projection_)?(conv|bn)(\d*)", rest)
+    match = re.fullmatch(r"stage(\d+)_(block\d+)_(?:projection_)?(conv|bn)(\d*)", name)
     if not match:
         raise UserError(f"Keras applications has no weights for the layer {name}")
-    kind, number = match.groups()
+    stage, block, kind, number = match.groups()
     # In Keras the stem is stage 1, and the projection number 0.
-    return f"conv{int(stage[len('stage') :]) + 1}_{block}_{number or 0}_{kind}"
+    return f"conv{int(stage) + 1}_{block}_{number or 0}_{kind}"
 
 
 def _of_model(model: keras.Model) -> dict[str, dict[str, np.ndarray]]:

@@ -211,9 +211,10 @@ def test_other_variants(make, message, source):
         load_keras_applications_weights(make(), source)
 
 
-def test_layers_that_keras_lacks(model, source, monkeypatch):
-    monkeypatch.setattr(model.get_layer("stage1_block1_conv1"), "_name", "stage1_block1_se_reduce")
-    with pytest.raises(UserError, match="no weights for the layer stage1_block1_se_reduce"):
+@pytest.mark.parametrize("name", ["stage1_block1_se_reduce", "dropout"])
+def test_layers_that_keras_lacks(name, model, source, monkeypatch):
+    monkeypatch.setattr(model.get_layer("stage1_block1_conv1"), "_name", name)
+    with pytest.raises(UserError, match=f"no weights for the layer {name}"):
         load_keras_applications_weights(model, source)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import itertools
+import pathlib
 import subprocess
 import sys
 
@@ -86,6 +88,21 @@ def test_build_passes_everything_on():
     assert model.get_layer("stem_conv").kernel_size == (3, 3)
     assert model.get_layer("stem_bn").momentum == 0.8
     assert not hasattr(model, "optimizer") or model.optimizer is None
+
+
+def test_random_layers_are_of_this_package():
+    """What Keras' own draw is neither in checkpoints nor the same on replicas and in stages."""
+    used = set()
+    for path in pathlib.Path(models.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                used.add(node.func.attr)
+    layers = {name: getattr(keras.layers, name) for name in used if hasattr(keras.layers, name)}
+    assert "Conv2D" in layers
+    random = keras.__internal__.layers.BaseRandomLayer
+    assert issubclass(keras.layers.Dropout, random)
+    for name, layer in layers.items():
+        assert not (isinstance(layer, type) and issubclass(layer, random)), name
 
 
 def test_unknown_model():
