@@ -5,9 +5,9 @@
 #   tools/test.sh all [PYTEST-ARGUMENT ...]      all tests
 #   tools/test.sh addons [PYTEST-ARGUMENT ...]   TensorFlow 2.15 and Addons: the tests of what
 #                                                differs there
-#   tools/test.sh compile [PYTEST-ARGUMENT ...]  with jax, libtpu and CUDA's compiler, which it also
-#                                                installs: training steps for TPUs and GPUs
-#                                                (-m compile: also the long tests)
+#   tools/test.sh compile [PYTEST-ARGUMENT ...]  with jax, libtpu and CUDA's compiler: training
+#                                                steps for TPUs and GPUs (-m compile: also the
+#                                                long tests)
 set -euo pipefail
 unset CDPATH
 cd "$(dirname "$0")/.."
@@ -48,10 +48,17 @@ fi
 if [ "${1-}" = compile ]; then
   shift
   names_tests "$@" || set -- "$@" tests/xla_compile
-  tools/install.sh .venv test,compile
-  exec .venv/bin/python -m pytest --numprocesses=2 --dist=loadfile -m "compile and not long" "$@"
+  tools/install.sh .venv test
+  # What .venv has, and jax, with which each import of TensorFlow there would take longer.
+  [ -x .venv-compile/bin/pip ] || .venv/bin/python -m venv .venv-compile
+  site='import sysconfig; print(sysconfig.get_path("purelib"))'
+  .venv/bin/python -c "$site" >"$(.venv-compile/bin/python -c "$site")/venv.pth"
+  tools/install.sh .venv-compile compile
+  # Two at once: one file is about TPUs, the other about GPUs.
+  exec .venv-compile/bin/python -m pytest --numprocesses=2 --dist=loadfile \
+    -m "compile and not long" "$@"
 fi
-selection=(-m "not long and not compile")
+selection=(-m "not long")
 if [ "${1-}" = all ]; then
   shift
   selection=()
