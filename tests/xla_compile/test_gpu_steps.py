@@ -48,6 +48,22 @@ def test_each_step_is_the_recipe_s_of_one_gpu():
         assert small.batch_size == 32 and small.image_size <= 64 and not small.sizes_until
 
 
+@pytest.mark.long
+@pytest.mark.skipif(importlib.util.find_spec("jax") is not None, reason="needs jax to be missing")
+def test_errors_of_the_export_are_a_line(tmp_path):
+    command = [sys.executable, FOLDER / "export.py", f"--output_dir={tmp_path / 'out'}"]
+    for arguments, status, message in (
+        (["alexnet"], 2, "there is no step 'alexnet'; there are resnet50_float16, "),
+        ([], 1, "export.py: error: compiling for GPUs needs jax"),
+    ):
+        finished = subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, check=False, **PYTHON
+        )
+        assert finished.returncode == status
+        assert message in finished.stderr
+        assert "Traceback" not in finished.stderr
+
+
 @pytest.mark.compile
 @pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs jax")

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from steps import COMPARED, GPU, STEPS, small
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.quiet import import_tensorflow
 from imagenet_fast.xla_compile.compiler import Compiler, require_packages, start_compiler
@@ -32,6 +33,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("steps", nargs="*", help=f"(default: all of {', '.join(STEPS)})")
     parser.add_argument("--output_dir", type=pathlib.Path, required=True)
     given = parser.parse_args(arguments)
+    for name in given.steps:
+        if name not in STEPS:
+            parser.error(f"there is no step {name!r}; there are {', '.join(STEPS)}")
     directory = given.output_dir
     directory.mkdir(parents=True, exist_ok=True)
     import_tensorflow()
@@ -94,4 +98,7 @@ def predicted(path: pathlib.Path, compiler: Compiler) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UserError as error:
+        sys.exit(f"export.py: error: {error}")
