@@ -19,7 +19,7 @@ include_patterns = [
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
     *("docs/**", "gcp/README.md", "benchmarks/**/README.md"),
 ]
-# Hidden folders, data and runs so that their many files are not looked through.
+# Sphinx would look through all files of hidden folders, data and runs.
 exclude_patterns = ["docs/_build", "docs/contents.md", ".*", "data", "runs"]
 extensions = [
     "myst_parser",

@@ -217,7 +217,7 @@ def follow_duration(
       sources: of :func:`in_order`.
       lines: of all flagfiles, in the order of giving.
     """
-    given, unset = [line for line in lines if line.name == "duration"], Config()
+    given = [line for line in lines if line.name == "duration"]
     if "duration" not in sources or not given:
         return dict(values)
     after = Config.convert("duration", values["duration"])
@@ -227,7 +227,7 @@ def follow_duration(
     outermost = [(*line.parents, line.source)[0] for line in given]
     default = given[outermost.index(outermost[-1])]
     batch_size = Config.convert("batch_size", values.get("batch_size", Config.batch_size))
-    place = sources["duration"]
+    place, unset = sources["duration"], Config()
     others = (line.text for line in reversed(given) if line.source != place)
     replaced = next((text for text in others if Duration.parse(text) != after), "")
     scaled, fixed = {}, []

@@ -800,7 +800,7 @@ def test_times_follow_a_duration_beside_an_included_recipe(write, capsys):
 @pytest.mark.parametrize(
     ("times", "duration", "batch_size", "warmup"),
     [
-        # In each case 10% of the images, which twice the batch size trains in half the steps.
+        # Steps of twice the batch size train twice the images.
         ("--duration=100 steps\n--warmup=320 examples\n", "50 steps", 64, "320 examples"),
         ("--duration=100 steps\n--warmup=320 examples\n", "100 steps", 32, "320 examples"),
         ("--duration=100 steps\n--warmup=320 examples\n", "200 steps", 64, "1280 examples"),

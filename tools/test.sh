@@ -49,7 +49,7 @@ if [ "${1-}" = compile ]; then
   shift
   names_tests "$@" || set -- "$@" tests/xla_compile
   tools/install.sh .venv test
-  # What .venv has, and jax, with which each import of TensorFlow there would take longer.
+  # Adds jax to what .venv has. In .venv itself it would make each import of TensorFlow slower.
   [ -x .venv-compile/bin/pip ] || .venv/bin/python -m venv .venv-compile
   site='import sysconfig; print(sysconfig.get_path("purelib"))'
   .venv/bin/python -c "$site" >"$(.venv-compile/bin/python -c "$site")/venv.pth"
