@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from imagenet_fast.serving.export import export
     from imagenet_fast.training.build import build_model
     from imagenet_fast.training.evaluate import evaluate
+    from imagenet_fast.training.run_config import read_config
     from imagenet_fast.training.train import train
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ __all__ = [
     "export",
     "make_dataset",
     "make_strategy",
+    "read_config",
     "train",
 ]
 
@@ -39,6 +41,7 @@ _HOMES = {
     "serving.export": ["export"],
     "training.build": ["build_model"],
     "training.evaluate": ["evaluate"],
+    "training.run_config": ["read_config"],
     "training.train": ["train"],
 }
 __getattr__ = lazy_attributes(__name__, _HOMES)

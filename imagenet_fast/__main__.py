@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import os
 import pathlib
@@ -28,18 +30,27 @@ def _run(arguments: list[str]) -> int:
     """Runs a command line whose output may have a reader that ends early, as ``| head``.
 
     The status is then that of a shell's command that SIGPIPE has ended, unless the command only
-    prints.
+    prints. An output on a full disk is a user error.
     """
     try:
-        return run(arguments)
+        status = run(arguments)
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.flush()
+        return status
     except BrokenPipeError:
         prints = {"recipes", "version", "help", "--version", "--help", "-h", "--helpfull"}
         return 0 if prints & set(arguments) else 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename:
+            raise
+        reason = f"the output cannot be written: {error.strerror}"
+        print(f"imagenet-fast: error: {reason}", file=sys.stderr)
+        return 2
     finally:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except BrokenPipeError:
+            except OSError:
                 # Otherwise Python would flush it again at its end, complain, and exit with 120.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

@@ -356,6 +356,12 @@ def test_numbers_of_numpy():
     assert [type(value) for value in values] == [float, int, float]
 
 
+def test_paths():
+    assert Config(data_dir=pathlib.Path("data/a")).data_dir == "data/a"
+    with pytest.raises(UserError, match="batch_size is 'a'"):
+        Config(batch_size=pathlib.Path("a"))
+
+
 # --- Values that an option cannot have
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 import numbers
+import os
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -273,7 +274,7 @@ class Options:
     def convert(cls, name: str, value: Any) -> Any:
         """Returns ``value`` converted to an option's type.
 
-        Accepts text for any type, integers for floats and lists for tuples.
+        Accepts text for any type, integers for floats, lists for tuples and paths for text.
 
         Raises:
           UserError: if the value cannot be converted.
@@ -394,7 +395,9 @@ def _check(field: dataclasses.Field, value: Any) -> None:
 
 
 def _convert(name: str, kind: Any, value: Any) -> Any:
-    """Returns a single ``value`` converted to ``kind``; numbers may be NumPy's."""
+    """Returns a single ``value`` converted to ``kind``; numbers may be NumPy's, text a path."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
     if isinstance(value, str) and kind is not str:
         return parse(name, kind, value)
     number = not isinstance(value, bool) and _NUMBERS.get(kind)

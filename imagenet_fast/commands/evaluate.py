@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import pathlib
 from typing import Any
 
 from imagenet_fast.base.errors import UserError, nearest, require_choice
-from imagenet_fast.base.paths import is_local
+from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.distribute.quiet import import_tensorflow
 from imagenet_fast.training.options import CHECKPOINT_CHOICES, CHECKPOINT_HELP
@@ -73,6 +74,8 @@ def main(arguments: list[str]) -> int:
         here |= {"pipeline_schedule": "gpipe", "pipeline_stages_per_device": 1}
         here |= {"pipeline_balance": ()}
     config = read_config(flags["model_dir"]).replace(**{**here, **flags.changes()})
+    if "data_dir" not in flags.changes() and config.data_dir:
+        _check_data_of_run(config.data_dir)
     result = evaluate(
         config, flags["split"], per_class=flags["per_class"], checkpoint=flags["checkpoint"]
     )
@@ -86,12 +89,24 @@ def main(arguments: list[str]) -> int:
     if len(read_labels(config.model_dir)) > 5:  # otherwise it is 100%
         print(f"top-5       {result['top5']:.2%}")
     print(f"loss        {result['loss']:.4f}")
-    print(f"images      {result['examples']:.0f}")
+    print(f"images      {result['examples']}")
     if result["skipped"]:
-        print(f"unreadable  {result['skipped']:.0f}")
+        print(f"unreadable  {result['skipped']}")
     if flags["per_class"]:
         print(f"\n{_table(result['classes'])}")
     return 0
+
+
+def _check_data_of_run(data_dir: str) -> None:
+    """Checks that the data of training is found from this directory and on this machine."""
+    if to_path(data_dir).exists():
+        return
+    relative = is_local(data_dir) and not pathlib.Path(data_dir).is_absolute()
+    where = f"in {pathlib.Path.cwd()}" if relative else "here"
+    raise UserError(
+        f"data_dir {data_dir}, on which the run was trained, does not exist {where}: give "
+        "--data_dir"
+    )
 
 
 def _table(classes: list[dict[str, Any]]) -> str:

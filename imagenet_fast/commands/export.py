@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from imagenet_fast.base.errors import UserError, require_choice
+from imagenet_fast.base.files import new_path
 from imagenet_fast.base.paths import is_local
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.distribute.quiet import import_tensorflow
@@ -25,7 +26,8 @@ def main(arguments: list[str]) -> int:
     flags.define("checkpoint", "last", CHECKPOINT_HELP)
     flags.define("top_k", 5, "classes in a prediction of the SavedModel")
     flags.parse(arguments)
-    if not any(flags[name] for name in ("saved_model", "onnx", "tflite")):
+    paths = {name: flags[name] for name in ("saved_model", "onnx", "tflite") if flags[name]}
+    if not paths:
         raise UserError(
             "give --saved_model, the directory to write, or --onnx or --tflite, a file to write"
         )
@@ -37,10 +39,15 @@ def main(arguments: list[str]) -> int:
     if is_local(flags["model_dir"]):  # TensorFlow, which reads buckets, takes seconds to import.
         read_config(flags["model_dir"])
     import_tensorflow()
-    from imagenet_fast.serving.convert import export_onnx, export_tflite
+    from imagenet_fast.serving.convert import check_onnx_is_installed, export_onnx, export_tflite
     from imagenet_fast.serving.export import export
 
     config = read_config(flags["model_dir"]).replace(**flags.changes())
+    # Before the first is written.
+    for name, path in paths.items():
+        new_path(path, f"choose another --{name}")
+    if flags["onnx"]:
+        check_onnx_is_installed()
     if flags["saved_model"]:
         print(export(config, flags["saved_model"], flags["top_k"], checkpoint=checkpoint))
     if flags["onnx"]:

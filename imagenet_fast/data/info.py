@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import re
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data.examples import LABEL, decode_example
 from imagenet_fast.data.options import DataOptions
+from imagenet_fast.data.prepare_journal import JOURNAL
 from imagenet_fast.data.records import CorruptRecordError, index_shard, read_records
 
 _SHARD_NAME = re.compile(r"(train|validation|test)-\d{5}-of-(\d{5})")
@@ -30,12 +32,14 @@ class SplitInfo:
       counts: Number of records in each file.
       bytes: Total size of the files.
       examples: Total number of records.
+      checksum: Of the content of all files; empty without a manifest.
     """
 
     paths: tuple[str, ...]
     counts: tuple[int, ...]
     bytes: int
     examples: int
+    checksum: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,14 +114,23 @@ def _from_manifest(directory: Path, options: DataOptions) -> DatasetInfo:
             counts=tuple(shard.examples for shard in split.shards),
             bytes=sum(shard.bytes for shard in split.shards),
             examples=split.examples,
+            checksum=_checksum(split),
         )
     if "train" not in splits:
         raise UserError(f"{directory} has no training images")
     return DatasetInfo(manifest.name, manifest.labels, manifest.label_offset, splits)
 
 
+def _checksum(split: manifests.Split) -> str:
+    return hashlib.sha256("".join(shard.sha256 for shard in split.shards).encode()).hexdigest()
+
+
 def _from_shards(directory: Path, options: DataOptions) -> DatasetInfo:
     """Describes shards that another converter wrote."""
+    if (directory / JOURNAL).exists():
+        raise UserError(
+            f"{directory} is not finished: rerun the `imagenet-fast prepare` command that makes it"
+        )
     entries: list[Path] = list(directory.iterdir())
     paths = [path for path in sorted(entries, key=str) if _SHARD_NAME.fullmatch(path.name)]
     if not any(path.name.startswith("train") for path in paths):

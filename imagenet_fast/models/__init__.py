@@ -7,7 +7,8 @@ weights of each model is a dense layer named ``logits``; ``features`` returns it
 has the user's own networks.
 
 TensorFlow is imported when the table is first read: flags are checked against
-``options.MODEL_NAMES`` without it.
+``options.MODEL_NAMES`` without it. If Keras has been imported, the table is read at once, for Keras
+to find the models' layers by name when it loads a model.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from imagenet_fast.base.errors import UserError, nearest
@@ -176,3 +178,7 @@ def _options(builder: Callable[..., keras.Model]) -> list[str]:
     functions = (builder, norm_arguments)
     parameters = [p for f in functions for p in inspect.signature(f).parameters.values()]
     return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+
+
+if sys.modules.get("tf_keras"):
+    _models()

@@ -77,6 +77,11 @@ def build_custom(
         last = _last_layer(network)
         if last is not None and getattr(last, "activation", None) is keras.activations.softmax:
             last.activation = keras.activations.linear
+        if last is not None and getattr(last, "activation", None) is keras.activations.sigmoid:
+            warn_once(
+                f"{described} ends in a sigmoid, whose outputs the loss takes as logits: leave it "
+                "out, unless that is intended"
+            )
         _ignore_metrics(network, described)
         _check_outputs(network, described, num_classes, image_shape)
     return network

@@ -154,7 +154,13 @@ class SGD(keras.optimizers.Optimizer):
         }
 
     def _index(self, variable: tf.Variable) -> int:
-        return self._index_dict[self._var_key(variable)]
+        try:
+            return self._index_dict[self._var_key(variable)]
+        except KeyError:
+            raise UserError(
+                f"the optimizer was built without the variable {variable.name}: after a change of "
+                "what is trainable, compile the model with a new optimizer"
+            ) from None
 
     def _learning_rate_of(self, index: int) -> tf.Tensor:
         """Returns the learning rate of a variable, a scalar."""

@@ -20,6 +20,7 @@ from imagenet_fast.training.schedule import (
     decay_boundaries,
     total_steps,
     warmup_steps,
+    warn_of_short_run,
 )
 
 # Rows of the CSV file and points of the plot.
@@ -143,6 +144,7 @@ def plan_schedule(config: Config) -> SchedulePlan:
     info = read_info(config)
     examples = info.splits["train"].examples
     steps = steps_per_epoch(info, config)
+    warn_of_short_run(config, steps)
     return SchedulePlan(
         config,
         examples,

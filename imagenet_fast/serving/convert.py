@@ -55,11 +55,10 @@ def export_onnx(
       UserError: if tf2onnx is not installed, there is no checkpoint, or ``path`` exists or cannot
         be written.
     """
-    try:
-        import onnx
-        import tf2onnx
-    except ImportError as error:
-        raise UserError(f"ONNX files need tf2onnx ({error}): {how_to_install('serving')}") from None
+    check_onnx_is_installed()
+    import onnx
+    import tf2onnx
+
     path = new_path(path, _ADVICE)
     with serving_module(source, model=model, checkpoint=checkpoint) as module:
         proto, _ = tf2onnx.convert.from_function(
@@ -70,6 +69,15 @@ def export_onnx(
     for value in (*proto.graph.input, *proto.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
     return _write(path, proto.SerializeToString())
+
+
+def check_onnx_is_installed() -> None:
+    """Raises a UserError if :func:`export_onnx` lacks a library."""
+    try:
+        import onnx  # noqa: F401
+        import tf2onnx  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"ONNX files need tf2onnx ({error}): {how_to_install('serving')}") from None
 
 
 def export_tflite(

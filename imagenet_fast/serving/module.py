@@ -21,7 +21,7 @@ from imagenet_fast.training.build import build_classifier, with_model
 from imagenet_fast.training.checkpoint import restore_weights
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.losses import class_probabilities
-from imagenet_fast.training.model_dir import read_labels
+from imagenet_fast.training.model_dir import check_network, read_labels
 from imagenet_fast.training.views import mean_over_views
 
 Tensors = dict[str, tf.Tensor]
@@ -49,11 +49,13 @@ def serving_module(
       The module. Until the end it has the moving averages of the weights, if the model keeps them.
 
     Raises:
-      UserError: if there is no checkpoint.
+      UserError: if there is no checkpoint, or an option of the network is not the run's.
     """
     config = with_model(source, model) if isinstance(source, Config) else source.config
     if config is None:
         raise UserError("only a model from build_model can be exported: this one has no Config")
+    if isinstance(source, Config):
+        check_network(config)
     labels = read_labels(config.model_dir) if isinstance(source, Config) else source.labels
     config = config.on_one_device()
     custom = model if isinstance(source, Config) else source.custom()

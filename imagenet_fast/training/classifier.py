@@ -124,7 +124,7 @@ class Classifier(TrainingStep):
             return super().evaluate(x, *args, **kwargs)
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Keras' ``predict``, with the weights that ``evaluate`` uses.
+        """Keras' ``predict``, with the weights that ``evaluate`` uses: probabilities, not logits.
 
         With ``make_dataset``'s evaluation data of several devices, or of ``data_on_device``, the
         last rows may be padding, of label -1.
@@ -137,7 +137,8 @@ class Classifier(TrainingStep):
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Keras' ``save``, of the network from pixels to logits with the weights of ``evaluate``.
 
-        ``models.load`` reads a ``.keras`` file as a plain Keras model without this training step.
+        ``models.load`` reads a ``.keras`` file as a plain Keras model without this training step,
+        whose ``predict`` returns logits.
         To resume a run, use the checkpoints of ``train``.
         """
         with self.distribute_strategy.scope():

@@ -10,10 +10,10 @@ from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import distributed_dataset, evaluation_steps
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.models.custom import CustomModel
-from imagenet_fast.training.build import build_for_evaluation
+from imagenet_fast.training.build import build_for_evaluation, with_model
 from imagenet_fast.training.checkpoint import restore_weights
 from imagenet_fast.training.failures import errors_explained
-from imagenet_fast.training.model_dir import check_labels
+from imagenet_fast.training.model_dir import check_labels, check_network
 from imagenet_fast.training.recorder import check_evaluated
 from imagenet_fast.training.report.class_metrics import class_metrics
 from imagenet_fast.training.report.error_analysis import analyze_errors
@@ -33,7 +33,8 @@ def evaluate(
     """Evaluates a checkpoint in ``model_dir`` on each image of a split once.
 
     Args:
-      config: gives the run and the data.
+      config: gives the run and the data: that of training, or
+        :func:`~imagenet_fast.training.run_config.read_config`'s.
       split: ``validation`` or ``test``.
       model: the network that was given to ``train``, if it was no function of a module.
       per_class: whether to predict each image once more, for the metrics of each class.
@@ -46,10 +47,12 @@ def evaluate(
       ``images``, ``recall`` (its accuracy), ``precision`` and ``f1``, None where undefined.
 
     Raises:
-      UserError: if there is no usable checkpoint, no such split, the data has other classes or no
-        readable image, a shard becomes unreadable, or another worker stops.
+      UserError: if there is no usable checkpoint, an option of the network is not the run's, there
+        is no such split, the data has other classes or no readable image, a shard becomes
+        unreadable, or another worker stops.
     """
     with errors_explained("evaluates again", config.pipeline_servers):
+        check_network(with_model(config, model))
         # Batch norm needs no groups in evaluation, whose devices may not fit them.
         config = config.replace(batch_norm_batch_size=0)
         strategy = make_strategy(config)
@@ -79,6 +82,7 @@ def evaluate(
             return_dict=True,
         )
         result: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
+        result |= {name: round(result[name]) for name in ("examples", "skipped")}
         if per_class and result["examples"]:
             analysis = analyze_errors(classifier, unlisted, info, step=0, split=split)
             classes = class_metrics(analysis.confusion, info.labels)
@@ -86,7 +90,7 @@ def evaluate(
     check_evaluated(result, info.splits[split].examples)
     if not result["examples"]:
         raise UserError(
-            f"none of the {result['skipped']:.0f} {split} images of {info.name} can be read: "
+            f"none of the {result['skipped']} {split} images of {info.name} can be read: "
             "`imagenet-fast prepare --verify` checks the data, and max_pixels is "
             f"{config.max_pixels}"
         )

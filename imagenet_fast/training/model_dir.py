@@ -22,6 +22,7 @@ from imagenet_fast.data.info import numbered_labels
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.distribute.workers import is_chief
+from imagenet_fast.models.options import CUSTOM, ModelOptions, is_custom
 from imagenet_fast.optimizers.options import ScheduleOptions
 from imagenet_fast.training.metrics_file import Row, best_evaluation, read_rows
 from imagenet_fast.training.options import CHECKPOINT_CHOICES
@@ -31,8 +32,19 @@ LABELS_FILE = "labels.txt"
 CHECKPOINTS = "checkpoints"  # a folder
 BEST = "best"  # a folder with one checkpoint, by keep_best
 # They may change if the run's steps so far would be the same; see schedule_change.
-SCHEDULE_OPTIONS = {field.name for field in dataclasses.fields(ScheduleOptions)} - {
-    field.name for field in dataclasses.fields(SharedOptions)
+_SHARED_OPTIONS = {field.name for field in dataclasses.fields(SharedOptions)}
+SCHEDULE_OPTIONS = {f.name for f in dataclasses.fields(ScheduleOptions)} - _SHARED_OPTIONS
+# They decide what trained weights compute from an image. Without those of the model that only
+# training uses.
+_NETWORK_OPTIONS = {
+    *(field.name for field in dataclasses.fields(ModelOptions)),
+    *("image_size", "normalize_pixels", "pixel_mean", "pixel_std", "resize_method", "antialias"),
+    *("loss", "ema_decay"),
+} - {
+    *_SHARED_OPTIONS,
+    *("initial_weights", "freeze_through", "identity_init", "zero_gamma", "gamma_init"),
+    *("whitening_images", "proxy_model", "proxy_width"),
+    *("batch_norm_momentum", "batch_norm_batch_size", "dropout"),
 }
 _CHECKPOINT = re.compile(r"ckpt-(\d+)")
 _CHECKPOINT_FILE = re.compile(r"ckpt-(\d+)\.(index|data-\d{5}-of-\d{5})")
@@ -115,16 +127,52 @@ def check_model_dir(config: Config, labels: Sequence[str]) -> None:
         if name not in SCHEDULE_OPTIONS or not latest_checkpoint(directory / CHECKPOINTS)
     ]
     if names:
-        differences = "; ".join(
-            f"{name} is {option_text(getattr(earlier, name))} there, "
-            f"{option_text(getattr(config, name))} here"
-            for name in names
-        )
+        _check_model_is_given(config, earlier)
         raise UserError(
-            f"{directory} holds a run with other options ({differences}); choose another "
-            "--model_dir, or remove that one"
+            f"{directory} holds a run with other options "
+            f"({_differences(names, earlier, config)}); choose another --model_dir, or remove that "
+            "one"
         )
     check_labels(config, labels)
+
+
+def check_network(config: Config) -> None:
+    """Checks that trained weights compute with ``config`` what they compute in their run.
+
+    Args:
+      config: gives ``model_dir``, the run's.
+
+    Raises:
+      UserError: if an option of the network or of its inputs is not the run's.
+    """
+    run = read_config(config.model_dir)
+    _check_model_is_given(config, run)
+    names = [name for name in run.differences(config) if name in _NETWORK_OPTIONS]
+    if is_custom(run.model) and is_custom(config.model):  # One function can have two names.
+        names = [name for name in names if name != "model"]
+    if names:
+        raise UserError(
+            f"the run in {config.model_dir} has other options "
+            f"({_differences(names, run, config)}), and its weights fit only those: start from "
+            f"imagenet_fast.read_config({config.model_dir!r})"
+        )
+
+
+def _check_model_is_given(config: Config, run: Config) -> None:
+    """Raises a UserError if the run's network was given in Python and this time is not."""
+    if run.model == CUSTOM and not is_custom(config.model):
+        raise UserError(
+            f"the model of the run in {config.model_dir} was given in Python: give it again, as "
+            "model=, or --model=MODULE:FUNCTION"
+        )
+
+
+def _differences(names: Sequence[str], run: Config, config: Config) -> str:
+    return "; ".join(
+        f"{name} is {option_text(getattr(run, name))} there, "
+        f"{option_text(getattr(config, name))} here"
+        for name in names
+    )
 
 
 def check_labels(options: DataOptions, labels: Sequence[str]) -> None:

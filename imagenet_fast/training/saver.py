@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
 from imagenet_fast.training.callback import TensorsCallback
@@ -26,7 +26,7 @@ class Saver(TensorsCallback):
       logs: flushed before a checkpoint, so that a resumed run can continue them.
       every: steps between two checkpoints.
       total_steps: steps of the run; the last one is always saved.
-      train_examples: training images, saved in the checkpoint.
+      data: values that identify the training data, saved in the checkpoint.
       keep_best: whether to save a checkpoint of the best evaluation, too.
     """
 
@@ -39,7 +39,7 @@ class Saver(TensorsCallback):
         *,
         every: int,
         total_steps: int,
-        train_examples: int,
+        data: Mapping[str, Any],
         keep_best: bool,
     ) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Saver(TensorsCallback):
         self._logs = logs
         self._every = every
         self._total_steps = total_steps
-        self._train_examples = train_examples
+        self._data = data
         self._keep_best = keep_best
         self._saved = recorder.step
 
@@ -89,7 +89,7 @@ class Saver(TensorsCallback):
     def _state(self) -> dict[str, Any]:
         return {
             "step": self._recorder.step,
-            "train_examples": self._train_examples,
+            **self._data,
             "clock": self._clock.state(),
             **self._recorder.evaluations.state(),
         }

@@ -138,6 +138,7 @@ class _Run:
         self.steps_per_epoch = steps_per_epoch(info, config)
         self.total_steps = total_steps(config, self.steps_per_epoch)
         self.train_examples = info.splits["train"].examples
+        self.train_checksum = info.splits["train"].checksum
         validation = info.splits.get("validation")
         self.validation_examples = validation.examples if validation else 0
         if config.profile_steps and config.profile_steps[-1] > self.total_steps:
@@ -154,6 +155,7 @@ class _Run:
                 )
         check_model_dir(config, info.labels)
         self.schedule_change = change_of_schedule(config, self.steps_per_epoch)
+        self.data_has_changed = False  # since the checkpoint that is restored
         self.eval_every = max(1, min(self._steps(config.eval_every), self.total_steps))
         self.clock = Clock()
         auto_fusion = config.fusion == "auto" and strategy.num_replicas_in_sync > 1
@@ -182,6 +184,12 @@ class _Run:
         if self.chief:
             if self.schedule_change and trains:
                 _log(f"{self.config.model_dir} resumes {self.schedule_change}")
+            if self.data_has_changed and trains:
+                _log(
+                    f"{self.config.data_dir} has changed since the run began (the checksums in its "
+                    "manifest.json): unless only JPEG indexes were added, the other steps train on "
+                    "other images"
+                )
             _log(self._summary_line(step) if trains else self._finished_line(step, early))
             lost = lost_best(self.config.model_dir, evaluations.best)
             if lost and self.config.keep_best:
@@ -209,7 +217,10 @@ class _Run:
             [log for log in (rows, self.board, mlperf_log) if log],
             every=max(1, self._steps(self.config.checkpoint_every)),
             total_steps=self.total_steps,
-            train_examples=self.train_examples,
+            data={
+                "train_examples": self.train_examples,
+                "train_checksum": self.train_checksum,
+            },
             keep_best=self.config.keep_best,
         )
         watch = StallWatch(self._shard_paths())
@@ -314,6 +325,9 @@ class _Run:
                 "run from its weights: another --model_dir, "
                 f"--initial_weights={self.config.model_dir}"
             )
+        # Checkpoints of earlier versions have no checksum.
+        checksum = state.get("train_checksum") or self.train_checksum
+        self.data_has_changed = checksum != self.train_checksum
         self.clock.restore(state["clock"])
         return state["step"], Evaluations.from_state(state)
 

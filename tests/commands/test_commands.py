@@ -141,7 +141,7 @@ def test_user_errors_are_one_line_with_status_2(capsys, arguments, message):
         (["export", "--onnx=x", "--model_dir=none"], "none holds no training run"),
         (["prepare", "--data_dir=x"], "give --source"),
         (["prepare", "--data_dir=x", "--source=digit"], "no source 'digit'; choose from cifar10"),
-        (["prepare", "--data_dir=x", "--source=folders"], "the source 'folders' needs a path"),
+        (["prepare", "--data_dir=x", "--source=folders"], "the source 'folders' needs source_path"),
     ],
     ids=" ".join,
 )
@@ -300,6 +300,17 @@ def test_a_reader_that_has_read_enough(command, lines, status):
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == status
+
+
+@pytest.mark.parametrize("lines", [1, 10_000])
+def test_output_on_a_full_disk(lines):
+    code = [sys.executable, "-c", PRINTS.format(command="prepare", lines=lines)]
+    with pathlib.Path("/dev/full").open("w") as full:
+        finished = subprocess.run(code, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert finished.stderr == (
+        "imagenet-fast: error: the output cannot be written: No space left on device\n"
+    )
+    assert finished.returncode == 2
 
 
 def test_no_space_is_told_in_a_line(monkeypatch, capsys, tmp_path):

@@ -222,9 +222,12 @@ def test_verify(digits, tmp_path, capfd):
     [
         ([], "give --source: what kind of data to prepare"),
         (["--source=digit"], "no source 'digit'; choose from .* did you mean 'digits'"),
-        (["--source=digits", "--source_path=x"], "the source 'digits' has no option path"),
-        (["--source=tfds"], "the source 'tfds' needs a path"),
-        (["--source=digits", "--pad_to=32"], "the source 'digits' has no option pad_to"),
+        (
+            ["--source=digits", "--source_path=x"],
+            "the source 'digits' has no source_path or other options",
+        ),
+        (["--source=tfds"], "the source 'tfds' needs source_path"),
+        (["--source=digits", "--pad_to=32"], "the source 'digits' has no pad_to or other options"),
         (
             ["--source=digits", "--encoding=jpg"],
             "encoding='jpg' does not exist; did you mean 'jpeg'",
@@ -332,4 +335,4 @@ def test_folders_without_a_path(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     finished = run(capfd, "--source=folders", f"--data_dir={tmp_path}/shards")
     assert finished.status == 2
-    assert finished.err.endswith("error: the source 'folders' needs a path\n")
+    assert finished.err.endswith("error: the source 'folders' needs source_path\n")

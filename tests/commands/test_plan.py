@@ -71,6 +71,12 @@ def test_run_without_warmup(plan):
     )
 
 
+def test_options_of_a_warmup_that_there_is_not(capsys):
+    arguments = ["--schedule=cosine", "--duration=100 steps", "--warmup=20 steps"]
+    assert run(["plan", "--schedule", *arguments]) == 0
+    assert "warmup without effect: there is no warmup" in capsys.readouterr().err
+
+
 def test_constant_and_decays_after_the_end(plan):
     assert list(plan("--schedule=constant", "--duration=100 steps")[1]) == [0, 100]
     assert list(plan("--duration=61 epochs", "--decay_at=30epochs,60epochs,80epochs")[1]) == [

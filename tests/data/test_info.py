@@ -262,6 +262,14 @@ def test_directory_without_shards(tmp_path):
     assert manifests.FILE in message and "prepare" in message
 
 
+def test_directory_of_an_interrupted_prepare(tmp_path):
+    (tmp_path / "prepare.journal").touch()
+    message = problem(tmp_path)
+    assert message == (
+        f"{tmp_path} is not finished: rerun the `imagenet-fast prepare` command that makes it"
+    )
+
+
 def test_synthetic_data_is_as_large_as_imagenet():
     info = read_info(Config(synthetic=True, num_classes=7, data_dir="/no/such/directory"))
     assert info.num_classes == 7

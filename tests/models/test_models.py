@@ -17,6 +17,7 @@ import tf_keras as keras
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.options import MODEL_NAMES, ModelOptions
+from imagenet_fast.optimizers import LARS
 
 CELU = {"whitening": True, "activation": "celu"}
 SMALL = {
@@ -265,6 +266,26 @@ np.save("logits.npy", logits)
     program = f"import os; os.chdir({str(tmp_path)!r})" + program
     run_python(["-c", program])
     np.testing.assert_allclose(np.load(tmp_path / "logits.npy"), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_keras_loads_a_compiled_model_in_a_new_process(tmp_path, run_python):
+    """With its optimizer, to go on with its training."""
+    images, labels = np.ones((4, 8, 8, 3), "float32"), np.arange(4)
+    model = models.build("resnet8", 4, (8, 8, 3))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(LARS(0.1, name="own"), loss)
+    model.fit(images, labels, verbose=0)
+    model.save(tmp_path / "model.keras")
+    found = run_python(
+        [
+            "-c",
+            "import sys, tf_keras; import imagenet_fast.models, imagenet_fast.optimizers; "
+            "model = tf_keras.models.load_model(sys.argv[1]); "
+            "print(model.optimizer.name, int(model.optimizer.iterations))",
+            tmp_path / "model.keras",
+        ]
+    )
+    assert found.stdout.split() == ["own", "1"]
 
 
 def test_no_model_in_a_file(tmp_path):

@@ -187,6 +187,20 @@ def test_rates_and_decays_by_factors(inside):
     assert distance(got, reference(weights, gradients, rates, decayed=decayed, **options)) > 1e-3
 
 
+def test_a_layer_that_was_frozen_needs_a_new_optimizer():
+    frozen, last = keras.layers.Dense(3, trainable=False), keras.layers.Dense(2)
+    model = keras.Sequential([keras.Input((4,)), frozen, last])
+    optimizer, x = LARS(0.1), np.ones((2, 4), "float32")
+    model.compile(optimizer, "mse", run_eagerly=True)
+    model.fit(x, np.ones((2, 2), "float32"), verbose=0)
+    frozen.trainable = True
+    model.compile(optimizer, "mse", run_eagerly=True)
+    with pytest.raises(
+        UserError, match=r"without the variable dense\S*/kernel:0: .* new optimizer"
+    ):
+        model.fit(x, np.ones((2, 2), "float32"), verbose=0)
+
+
 @pytest.mark.long
 def test_resnet50_shaped_variables():
     """50 steps of all 161 variables, in float32; training's tests have replicas and workers."""

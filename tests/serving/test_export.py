@@ -5,6 +5,7 @@ import io
 import json
 import pathlib
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -365,6 +366,27 @@ def test_existing_directory(config, trained, tmp_path):
         with pytest.raises(UserError, match=f"{tmp_path}/{name} already exists; remove it, or"):
             export(config, tmp_path / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "model"]
+
+
+def test_nothing_is_written_if_another_format_cannot_be(
+    config, trained, tmp_path, monkeypatch, capsys
+):
+    saved, onnx = tmp_path / "saved", tmp_path / "model.onnx"
+    arguments = ["export", f"--model_dir={config.model_dir}", f"--saved_model={saved}"]
+    onnx.touch()
+    assert commands.run([*arguments, f"--onnx={onnx}"]) == 2
+    assert f"{onnx} already exists; remove it, or choose another --onnx" in capsys.readouterr().err
+    onnx.unlink()
+    monkeypatch.setitem(sys.modules, "tf2onnx", None)
+    assert commands.run([*arguments, f"--onnx={onnx}"]) == 2
+    assert "ONNX files need tf2onnx" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_weights_are_not_exported_as_the_run_s(config, trained, tmp_path):
+    with pytest.raises(UserError, match="normalize_pixels is true there, false here"):
+        export(config.replace(normalize_pixels=False), tmp_path / "model")
+    assert not list(tmp_path.iterdir())
 
 
 def test_directory_that_cannot_be_written(trained, tmp_path):

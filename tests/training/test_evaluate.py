@@ -364,8 +364,22 @@ def test_no_model_dir(config):
 
 
 def test_another_model(config, saved):
-    with pytest.raises(UserError, match="ckpt-7 is another model's"):
+    with pytest.raises(UserError, match="model is resnet8 there, resnet14 here"):
         evaluate(config.replace(model="resnet14"))
+    with pytest.raises(UserError, match="1,1,1 here"):
+        evaluate(config.replace(pixel_std=(1.0, 1.0, 1.0)))
+
+
+def test_data_of_the_run_is_elsewhere(config, saved, tmp_path, monkeypatch, capsys):
+    moved = config.replace(data_dir="data/digits", model_dir=str(tmp_path / "run"))
+    shutil.copytree(config.model_dir, moved.model_dir)
+    pathlib.Path(moved.model_dir, "config.json").write_text(moved.to_json())
+    monkeypatch.chdir(tmp_path)
+    assert commands.run(["evaluate", "--model_dir=run"]) == 2
+    assert capsys.readouterr().err.endswith(
+        "data_dir data/digits, on which the run was trained, does not exist in "
+        f"{tmp_path}: give --data_dir\n"
+    )
 
 
 def test_data_with_other_classes(config, saved, digits, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 
 import pytest
@@ -13,6 +14,7 @@ from imagenet_fast.training.model_dir import (
     alone_in,
     check_labels,
     check_model_dir,
+    check_network,
     checkpoint_of,
     claim_model_dir,
     read_config,
@@ -90,6 +92,42 @@ def test_a_run_with_other_options(config):
         "choose another --model_dir, or remove that one"
     ) in str(caught.value)
     assert read_config(config.model_dir) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image_size": 64}, "image_size is 224 there, 64 here"),
+        ({"normalize_pixels": False}, "normalize_pixels is true there, false here"),
+        ({"pixel_mean": (0.0, 0.0, 0.0)}, "pixel_mean is 123.675,116.28,103.53 there, 0,0,0 here"),
+        ({"model": "resnet8"}, "model is resnet50 there, resnet8 here"),
+        ({"stride_on_1x1": True, "ema_decay": 0.9}, "stride_on_1x1 is false there, true here; ema"),
+    ],
+)
+def test_weights_fit_only_the_run_s_network(config, changes, message):
+    claim_model_dir(config, LABEL_NAMES)
+    advice = re.escape(f"start from imagenet_fast.read_config('{config.model_dir}')")
+    with pytest.raises(UserError, match=f"has other options .{message}.*{advice}"):
+        check_network(config.replace(**changes))
+    check_network(
+        config.replace(
+            **{"eval_image_size": 256, "eval_crop_fraction": 1.0, "precision": "mixed_bfloat16"},
+            **{
+                "learning_rate": 3.0,
+                "batch_norm_batch_size": 32,
+                "initial_weights": "a",
+                "seed": 3,
+            },
+        )
+    )
+
+
+def test_a_network_given_in_python_must_be_given_again(config):
+    claim_model_dir(config.replace(model="custom"), LABEL_NAMES)
+    for check in (check_network, lambda config: check_model_dir(config, LABEL_NAMES)):
+        with pytest.raises(UserError, match="was given in Python: give it again, as model="):
+            check(config)
+    check_network(config.replace(model="my_module:build"))  # the same function by another name
 
 
 @pytest.mark.parametrize(

@@ -441,6 +441,17 @@ def test_refused(model, message):
         build_custom("custom", model, 10, (8, 8, 3))
 
 
+def test_a_sigmoid_at_the_end_gets_a_warning(capsys):
+    def model(activation):
+        flat = keras.layers.Flatten()
+        return keras.Sequential([flat, keras.layers.Dense(10, activation=activation)])
+
+    build_custom("custom", lambda *_: model("sigmoid"), 10, (8, 8, 3))
+    assert "model ends in a sigmoid, whose outputs the loss takes as" in capsys.readouterr().err
+    build_custom("custom", lambda *_: model("softmax"), 10, (8, 8, 3))
+    assert "ends in" not in capsys.readouterr().err
+
+
 def test_layers_that_an_inner_model_shares():
     """The copy trains one kernel where the model has one."""
     shared = keras.layers.Dense(3, name="shared")

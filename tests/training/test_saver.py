@@ -29,7 +29,7 @@ def test_a_checkpoint_comes_after_the_evaluation_of_its_step(keep_best):
         [],
         every=2,
         total_steps=100,
-        train_examples=6,
+        data={"train_examples": 6},
         keep_best=keep_best,
     )
     saver.set_params({"steps": 3})

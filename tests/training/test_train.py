@@ -536,6 +536,33 @@ def test_a_run_does_not_resume_with_more_or_fewer_images(config, summary, tmp_pa
     assert_same_weights(weights_in(run), weights_in(config.model_dir))
 
 
+def test_a_run_resumes_with_other_images_of_the_same_number(config, tmp_path, capsys):
+    """It says so."""
+    data, run = (
+        tmp_path / "data",
+        config.replace(
+            data_dir=str(tmp_path / "data"),
+            model_dir=str(tmp_path / "run"),
+            duration="1 steps",
+            eval_every="10 steps",
+            tensorboard=False,
+            examine=False,
+        ),
+    )
+    shutil.copytree(config.data_dir, data)
+    train(run, model=small_network)
+    assert train(run.replace(duration="2 steps"), model=small_network)["steps"] == 2
+    assert "has changed" not in capsys.readouterr().err
+    manifest = json.loads((data / "manifest.json").read_text())
+    manifest["splits"]["train"]["shards"][0]["sha256"] = "0" * 64
+    (data / "manifest.json").write_text(json.dumps(manifest))
+    assert train(run.replace(duration="3 steps"), model=small_network)["steps"] == 3
+    assert f"{data} has changed since the run began" in capsys.readouterr().err
+    # From here on, this is the run's data; and nothing is said where nothing is trained.
+    train(run.replace(duration="3 steps"), model=small_network)
+    assert "has changed" not in capsys.readouterr().err
+
+
 def test_a_run_without_steps_is_refused(config):
     short = config.replace(duration="3 examples", model_dir=config.model_dir + "_short")
     with pytest.raises(UserError, match="duration 3 examples is less than one step of 32 images"):

@@ -35,6 +35,10 @@ KINDS: dict[str, Callable[..., Source]] = {
 }
 
 
+# The option of `prepare` that is the argument ``path`` here.
+_PATH = "source_path"
+
+
 def open_source(kind: str, path: str | os.PathLike[str] | None = None, **options: Any) -> Source:
     """Returns a source of labelled images.
 
@@ -49,7 +53,7 @@ def open_source(kind: str, path: str | os.PathLike[str] | None = None, **options
     """
     given = {name: value for name, value in options.items() if value is not None}
     if path is not None:
-        given["path"] = to_local_path(path, "source_path")
+        given["path"] = to_local_path(path, _PATH)
     check_source(kind, given)
     return KINDS[kind](**given)
 
@@ -67,12 +71,12 @@ def check_source(kind: str, given: Collection[str]) -> None:
     if kind not in KINDS:
         raise UserError(f"no source {kind!r}; choose from {', '.join(KINDS)}{nearest(kind, KINDS)}")
     parameters = inspect.signature(KINDS[kind]).parameters
+    options = [_PATH if name == "path" else name for name in parameters]
     unknown = sorted(set(given) - parameters.keys())
     if unknown:
-        raise UserError(
-            f"the source {kind!r} has no option {unknown[0]}; it has "
-            f"{', '.join(parameters) or 'none'}{nearest(unknown[0], parameters)}"
-        )
+        name = _PATH if unknown[0] == "path" else unknown[0]
+        others = f": it has only {', '.join(options)}" if options else " or other options"
+        raise UserError(f"the source {kind!r} has no {name}{others}{nearest(name, options)}")
     needs_path = "path" in parameters and parameters["path"].default is inspect.Parameter.empty
     if needs_path and "path" not in given:
-        raise UserError(f"the source {kind!r} needs a path")
+        raise UserError(f"the source {kind!r} needs {_PATH}")

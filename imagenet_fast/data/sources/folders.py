@@ -32,8 +32,8 @@ def open_folders(
     With ``train/``, ``test/CLASS/`` becomes the split ``test``, which is never used for validation.
     Classes are numbered in alphabetical order. Images may be in subfolders of their class folder,
     also behind links, but no folder counts twice. Hidden files are ignored. There are warnings of
-    other ignored files, classes without validation images, classes whose names differ only in case,
-    and images in several classes.
+    other ignored files, a single class, classes without validation images, classes whose names
+    differ only in case, and images in several classes.
 
     Args:
       path: The directory. Its validation folder may be named ``validation``, ``val``, ``valid`` or
@@ -63,6 +63,11 @@ def open_folders(
         _check_classes(folder, folders["train"], labels)
     files, more_warnings = _list_images(path, folders, labels)
     warnings += more_warnings
+    if len(labels) == 1:
+        warnings += (
+            f"there is only one class, {labels[0]}: the folders of the classes must be directly in "
+            f"{folders['train']}",
+        )
     empty = set(range(len(labels))) - {image.label for image in files["train"]}
     if empty:
         folder = folders["train"] / labels[min(empty)]

@@ -107,7 +107,7 @@ def open_tfds(path: Path | None = None, tfds_name: str | None = None) -> TfdsSou
     if tfds_name:
         directory = _prepared(tfds_name, path)
     elif path is None:
-        raise UserError("the source 'tfds' needs a path, or --tfds_name")
+        raise UserError("the source 'tfds' needs source_path or tfds_name")
     else:
         directory = _version_directory(path)
     try:
@@ -183,6 +183,8 @@ def _open_version(directory: Path, info: Mapping[str, Any]) -> TfdsSource:
 
 
 def _version_directory(path: Path) -> Path:
+    if not path.is_dir():
+        raise UserError(f"{path}: no such directory")
     if (path / _INFO).is_file():
         return path
     versions = [

@@ -140,7 +140,7 @@ def test_empty_keras_cache(home, monkeypatch):
     assert str(caught.value) == (
         f"cifar10: not in Keras' cache, {home}/cache/datasets or {home}/.keras/datasets; give "
         "--source_path, or download it with "
-        '`python -c "import keras; keras.datasets.cifar10.load_data()"`'
+        '`python -c "import tf_keras; tf_keras.datasets.cifar10.load_data()"`'
     )
 
 

@@ -73,14 +73,22 @@ def test_test_images_without_labels_are_ignored(tmp_path, name):
     write(tmp_path, "train/a/1.jpg", "val/a/2.jpg", f"test/{name}")
     source = open_source("folders", tmp_path)
     assert list(source.splits) == ["train", "validation"]
-    assert source.warnings == (
+    assert source.warnings[:1] == (
         f"{tmp_path}/test is ignored: it has none of the class folders of {tmp_path}/train",
     )
 
 
+def test_a_single_class_gives_a_warning(tmp_path):
+    write(tmp_path, "photos/cats/1.jpg", "photos/dogs/2.jpg")
+    assert (
+        "there is only one class, photos: the folders of the classes must be directly in "
+        f"{tmp_path}"
+    ) in open_source("folders", tmp_path).warnings
+
+
 def test_images_outside_of_class_folders_give_a_warning(tmp_path):
     write(tmp_path, "train/a/1.jpg", "val/a/2.jpg", *(f"train/{index}.JPG" for index in range(7)))
-    (warning,) = open_source("folders", tmp_path).warnings
+    warning, _ = open_source("folders", tmp_path).warnings
     assert warning == (
         "images outside of class folders are ignored: train/0.JPG, train/1.JPG, train/2.JPG, "
         "train/3.JPG, train/4.JPG and 2 more"
@@ -195,7 +203,7 @@ def test_ignored_files_give_a_warning(tmp_path):
         ),
         *("train/a/.DS_Store", "train/a/Thumbs.db", "train/a/desktop.ini", "train/notes.txt"),
     )
-    (warning,) = open_source("folders", tmp_path).warnings
+    warning, _ = open_source("folders", tmp_path).warnings
     assert re.fullmatch(
         r"files without an image's suffix \(\.jpg, .*\) are ignored: \.psd 3, "
         r"without a suffix 1, \.heic 1",

@@ -10,9 +10,11 @@ def test_unknown_kind_suggests_the_nearest():
 
 
 def test_an_option_of_another_kind_is_refused(tmp_path):
-    with pytest.raises(UserError, match="'idx' has no option holdout; it has path, name, pad_to"):
+    with pytest.raises(
+        UserError, match="'idx' has no holdout: it has only source_path, name, pad_to"
+    ):
         open_source("idx", tmp_path, holdout=0.5)
-    with pytest.raises(UserError, match="'digits' has no option path; it has none"):
+    with pytest.raises(UserError, match="'digits' has no source_path or other options"):
         open_source("digits", tmp_path)
 
 
@@ -23,7 +25,7 @@ def test_none_means_the_default(tmp_path):
 
 @pytest.mark.parametrize("kind", ["folders", "imagenet", "tfds"])
 def test_path_is_required(kind):
-    with pytest.raises(UserError, match=f"'{kind}' needs a path"):
+    with pytest.raises(UserError, match=f"'{kind}' needs source_path"):
         open_source(kind)
 
 

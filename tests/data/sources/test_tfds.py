@@ -265,5 +265,5 @@ def test_a_data_set_that_cannot_be_prepared(tmp_path, tiny, tfds, monkeypatch):
 
 
 def test_neither_a_path_nor_a_name():
-    with pytest.raises(UserError, match="needs a path, or --tfds_name"):
+    with pytest.raises(UserError, match="needs source_path or tfds_name"):
         open_source("tfds")

@@ -14,6 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from imagenet_fast.distribute.quiet import import_tensorflow
 from study import log
 from study.settings import Experiment, Setting
 
@@ -99,6 +100,7 @@ def _in_a_process(
 
 def use_threads(threads: int) -> None:
     """Makes TensorFlow compute with as many threads, in a process that has not used it yet."""
+    import_tensorflow()
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(threads)
