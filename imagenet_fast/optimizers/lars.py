@@ -35,8 +35,8 @@ class LARS(SGD):
     Args:
       learning_rate: a number or a schedule.
       momentum: decay factor of the momentum buffer, in [0, 1).
-      weight_decay: L2 coefficient. The recipes decay weights only: no biases, no gamma or beta of
-        batch norm (``weight_decay_mask``).
+      weight_decay: L2 coefficient; None, as in Keras: 0. The recipes decay weights only: no biases,
+        no gamma or beta of batch norm (``weight_decay_mask``).
       eeta: trust coefficient.
       epsilon: added to the norm of the gradient.
       nesterov: whether to use Nesterov momentum.
@@ -51,14 +51,14 @@ class LARS(SGD):
         ...).
 
     Raises:
-      UserError: if ``momentum``, ``weight_decay`` or ``eeta`` is out of range.
+      UserError: if ``momentum``, ``weight_decay``, ``eeta`` or ``epsilon`` is out of range.
     """
 
     def __init__(
         self,
         learning_rate: float | Schedule = 0.1,
         momentum: float = 0.9,
-        weight_decay: float = 1e-4,
+        weight_decay: float | None = 1e-4,
         eeta: float = 0.001,
         epsilon: float = 0.0,
         nesterov: bool = False,
@@ -86,6 +86,8 @@ class LARS(SGD):
             )
         if eeta <= 0:
             raise UserError(f"eeta is {eeta}, but must be positive")
+        if epsilon < 0:
+            raise UserError(f"epsilon is {epsilon}, but must not be negative")
         self.eeta = eeta
         self.epsilon = epsilon
         self.trust_mask = as_list(trust_mask, bool)

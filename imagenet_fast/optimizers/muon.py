@@ -50,6 +50,10 @@ class Muon(SGD):
       name: of the optimizer.
       **kwargs: further options of ``SGD``. ``rate_factors`` apply to filters, too; weight decay
         does not.
+
+    Raises:
+      UserError: if ``momentum``, ``filter_momentum``, ``newton_schulz_steps`` or ``norm_every`` is
+        out of range.
     """
 
     def __init__(
@@ -68,6 +72,12 @@ class Muon(SGD):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate, momentum, nesterov, name=name, **kwargs)
+        if not 0 <= filter_momentum < 1:
+            raise UserError(
+                f"filter_momentum is {filter_momentum}, but must be at least 0 and below 1"
+            )
+        if newton_schulz_steps < 1:
+            raise UserError(f"newton_schulz_steps is {newton_schulz_steps}, but must be positive")
         self.coefficients = [float(value) for value in coefficients]
         self.norm_every = [int(steps) for steps in norm_every]
         self.total_steps = total_steps

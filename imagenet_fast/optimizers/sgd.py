@@ -44,7 +44,7 @@ class SGD(keras.optimizers.Optimizer):
       momentum: decay factor of the momentum buffer, in [0, 1).
       nesterov: whether to use Nesterov momentum.
       weight_decay: L2 coefficient: the loss term is ``weight_decay / 2 * |w|^2``; if decoupled, see
-        above.
+        above. None, as in Keras: 0.
       rate_in_momentum: whether the momentum buffer accumulates updates rather than gradients.
       weight_decay_mask: for each trainable variable in order, whether to decay it, or a factor of
         its weight decay (True is 1, False 0); None: all are decayed. ``variable_roles`` helps to
@@ -67,7 +67,7 @@ class SGD(keras.optimizers.Optimizer):
         learning_rate: float | Schedule = 0.1,
         momentum: float = 0.9,
         nesterov: bool = False,
-        weight_decay: float = 0.0,
+        weight_decay: float | None = 0.0,
         rate_in_momentum: bool = False,
         weight_decay_mask: Sequence[float] | None = None,
         rate_factors: Sequence[float] | None = None,
@@ -78,6 +78,7 @@ class SGD(keras.optimizers.Optimizer):
     ) -> None:
         if not 0 <= momentum < 1:
             raise UserError(f"momentum is {momentum}, but must be at least 0 and below 1")
+        weight_decay = weight_decay or 0.0
         if weight_decay < 0:
             raise UserError(f"weight_decay is {weight_decay}, but must not be negative")
         if decoupled_at_rate is not None and decoupled_at_rate <= 0:

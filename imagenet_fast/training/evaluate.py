@@ -33,8 +33,7 @@ def evaluate(
     """Evaluates a checkpoint in ``model_dir`` on each image of a split once.
 
     Args:
-      config: gives the run and the data: that of training, or
-        :func:`~imagenet_fast.training.run_config.read_config`'s.
+      config: gives the run and the data: that of training, or :func:`~imagenet_fast.read_config`'s.
       split: ``validation`` or ``test``.
       model: the network that was given to ``train``, if it was no function of a module.
       per_class: whether to predict each image once more, for the metrics of each class.

@@ -31,11 +31,11 @@ from imagenet_fast.training.run_config import CONFIG_FILE, directory_of, read_co
 LABELS_FILE = "labels.txt"
 CHECKPOINTS = "checkpoints"  # a folder
 BEST = "best"  # a folder with one checkpoint, by keep_best
-# They may change if the run's steps so far would be the same; see schedule_change.
 _SHARED_OPTIONS = {field.name for field in dataclasses.fields(SharedOptions)}
+# They may change if the run's steps so far would be the same; see schedule_change.
 SCHEDULE_OPTIONS = {f.name for f in dataclasses.fields(ScheduleOptions)} - _SHARED_OPTIONS
-# They decide what trained weights compute from an image. Without those of the model that only
-# training uses.
+# They decide what trained weights compute from an image; without the model's options that only
+# training reads.
 _NETWORK_OPTIONS = {
     *(field.name for field in dataclasses.fields(ModelOptions)),
     *("image_size", "normalize_pixels", "pixel_mean", "pixel_std", "resize_method", "antialias"),

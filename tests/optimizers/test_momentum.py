@@ -115,6 +115,24 @@ def test_options_out_of_range(kind, options, message):
         kind(**options)
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (LARS, {"epsilon": -1.0}, "epsilon is -1.0, but must not be negative"),
+        (Muon, {"filter_momentum": 1.0}, "filter_momentum is 1.0, but must be at least 0 and"),
+        (Muon, {"newton_schulz_steps": 0}, "newton_schulz_steps is 0, but must be positive"),
+    ],
+)
+def test_own_options_out_of_range(kind, options, message):
+    with pytest.raises(UserError, match=message):
+        kind(**options)
+
+
+@pytest.mark.parametrize("kind", [SGD, LARS, Muon])
+def test_no_weight_decay_as_keras_has_it(kind):
+    assert kind(weight_decay=None).get_config() == kind(weight_decay=0.0).get_config()
+
+
 @pytest.mark.parametrize("kind", [SGD, LARS, Muon])
 def test_exclude_from_weight_decay_is_refused(kind):
     """It would be for Keras' own decay, and do nothing here."""

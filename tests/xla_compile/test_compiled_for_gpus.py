@@ -17,7 +17,7 @@ from imagenet_fast.xla_compile.gpus import gpu_topology
 pytestmark = [
     pytest.mark.compile,
     pytest.mark.skipif(
-        importlib.util.find_spec("jax_plugins") is None,
+        importlib.util.find_spec("jax") is None,
         reason="needs jax, its CUDA plugin and ptxas: tools/install.sh DIRECTORY compile",
     ),
 ]

@@ -33,8 +33,6 @@ KINDS: dict[str, Callable[..., Source]] = {
     "list": open_list,
     "tfds": open_tfds,
 }
-
-
 # The option of `prepare` that is the argument ``path`` here.
 _PATH = "source_path"
 
