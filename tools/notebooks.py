@@ -12,6 +12,7 @@ code, by which tests/notebooks find outputs of other code.
 
 from __future__ import annotations
 
+import argparse
 import base64
 import hashlib
 import io
@@ -20,7 +21,7 @@ import pathlib
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import nbformat
@@ -45,10 +46,19 @@ _UNWANTED = re.compile(
 )
 
 
-def main(names: list[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Runs notebooks by name and writes them back; returns the number of those with problems."""
+    names = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", nargs="*", help=f"of {', '.join(names)}; default: all")
+    given = parser.parse_args(arguments).name
+    for name in given:
+        if name not in names:
+            parser.error(f"there is no notebook {name}; the notebooks are {', '.join(names)}")
     failed = 0
-    for name in names or sorted(path.stem for path in FOLDER.glob("*.ipynb")):
+    for name in given or names:
         path = FOLDER / f"{name}.ipynb"
         notebook = execute(path)
         clean(notebook)

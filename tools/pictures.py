@@ -11,6 +11,7 @@ most 128 colors; the plots of two plans are copied.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import pathlib
@@ -18,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 
 from PIL import Image, ImageChops
 
@@ -62,8 +64,11 @@ SHOTS = {
 }
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Trains, plans, and writes the pictures."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args(arguments)
     FOLDER.mkdir(parents=True, exist_ok=True)
     if not (FOLDER / "data" / "manifest.json").exists():
         _program("prepare", "--source=digits", "--data_dir=data")
@@ -121,4 +126,4 @@ def _program(*arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -10,6 +10,7 @@ its predictions from benchmarks/planning/validation.json.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import math
@@ -240,8 +241,11 @@ def filled_page(text: str, records: Mapping[str, Sequence[Entry]]) -> str:
     return page.fill(text, {name: table(records[name], panel) for name, panel in PANELS.items()})
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Writes the plot and the page."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args(arguments)
     records = read()
     write_results(DATA.parent, {PICTURE: picture(records)})
     page.rewrite(PAGE, lambda text: filled_page(text, records), page.DOCS)
@@ -249,4 +253,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
