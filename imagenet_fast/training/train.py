@@ -186,9 +186,9 @@ class _Run:
                 _log(f"{self.config.model_dir} resumes {self.schedule_change}")
             if self.data_has_changed and trains:
                 _log(
-                    f"{self.config.data_dir} has changed since the run began (the checksums in its "
-                    "manifest.json): unless only JPEG indexes were added, the other steps train on "
-                    "other images"
+                    f"{self.config.data_dir} has changed since the last checkpoint (the checksums "
+                    "in its manifest.json): unless only JPEG indexes were added, the remaining "
+                    "steps train on other images"
                 )
             _log(self._summary_line(step) if trains else self._finished_line(step, early))
             lost = lost_best(self.config.model_dir, evaluations.best)

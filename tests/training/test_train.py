@@ -538,16 +538,14 @@ def test_a_run_does_not_resume_with_more_or_fewer_images(config, summary, tmp_pa
 
 def test_a_run_resumes_with_other_images_of_the_same_number(config, tmp_path, capsys):
     """It says so."""
-    data, run = (
-        tmp_path / "data",
-        config.replace(
-            data_dir=str(tmp_path / "data"),
-            model_dir=str(tmp_path / "run"),
-            duration="1 steps",
-            eval_every="10 steps",
-            tensorboard=False,
-            examine=False,
-        ),
+    data = tmp_path / "data"
+    run = config.replace(
+        data_dir=str(data),
+        model_dir=str(tmp_path / "run"),
+        duration="1 steps",
+        eval_every="10 steps",
+        tensorboard=False,
+        examine=False,
     )
     shutil.copytree(config.data_dir, data)
     train(run, model=small_network)
@@ -557,7 +555,7 @@ def test_a_run_resumes_with_other_images_of_the_same_number(config, tmp_path, ca
     manifest["splits"]["train"]["shards"][0]["sha256"] = "0" * 64
     (data / "manifest.json").write_text(json.dumps(manifest))
     assert train(run.replace(duration="3 steps"), model=small_network)["steps"] == 3
-    assert f"{data} has changed since the run began" in capsys.readouterr().err
+    assert f"{data} has changed since the last checkpoint" in capsys.readouterr().err
     # From here on, this is the run's data; and nothing is said where nothing is trained.
     train(run.replace(duration="3 steps"), model=small_network)
     assert "has changed" not in capsys.readouterr().err
