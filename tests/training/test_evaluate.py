@@ -68,6 +68,7 @@ def test_result(config, saved, expected):
     assert set(result) == {"loss", "top1", "top5", "examples", "skipped", "checkpoint"}
     assert {name: result[name] for name in expected} == pytest.approx(expected, rel=1e-5)
     assert (result["examples"], result["skipped"]) == (359, 0)
+    assert type(result["examples"]) is type(result["skipped"]) is int
     assert result["checkpoint"] == f"{config.model_dir}/checkpoints/ckpt-7"
     # More than guessing the same for all.
     assert result["loss"] != pytest.approx(np.log(10), abs=0.01)

@@ -111,13 +111,13 @@ def test_weights_fit_only_the_run_s_network(config, changes, message):
         check_network(config.replace(**changes))
     check_network(
         config.replace(
-            **{"eval_image_size": 256, "eval_crop_fraction": 1.0, "precision": "mixed_bfloat16"},
-            **{
-                "learning_rate": 3.0,
-                "batch_norm_batch_size": 32,
-                "initial_weights": "a",
-                "seed": 3,
-            },
+            eval_image_size=256,
+            eval_crop_fraction=1.0,
+            precision="mixed_bfloat16",
+            learning_rate=3.0,
+            batch_norm_batch_size=32,
+            initial_weights="a",
+            seed=3,
         )
     )
 
