@@ -103,8 +103,7 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
         values = without_superseded({**values, **changes}, sources)
         run = run_in(values.get("model_dir", ""))
         config = cls().replace(**with_times(values, sources, lines, run))
-        if warning := config.unused_warmup(changes):
-            warn_once(warning)
+        config.warn_of_unused_warmup(changes)
         return config
 
     def to_json(self) -> str:

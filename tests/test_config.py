@@ -682,7 +682,8 @@ def test_without_effect_has_exceptions():
 
 
 def test_a_warmup_without_effect_is_reported(capsys):
-    assert not Config.from_flagfile("photos").unused_warmup([])
+    Config.from_flagfile("photos").warn_of_unused_warmup([])
+    assert not capsys.readouterr().err
     Config.from_flagfile("photos", warmup="1 epoch", warmup_kind="constant")
     expected = "warmup and warmup_kind without effect: there is no warmup, because the scaled learn"
     assert expected in capsys.readouterr().err

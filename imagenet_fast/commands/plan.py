@@ -7,7 +7,6 @@ import os
 
 from imagenet_fast.base.errors import UserError, nearest, require_choice
 from imagenet_fast.base.files import write_results
-from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names, parse_option
@@ -177,8 +176,7 @@ def _schedule(arguments: list[str]) -> None:
     flags.define("output_dir", "", "directory for schedule.csv and schedule.svg; empty: none")
     flags.parse(arguments)
     config = Config().replace(**flags.changes())
-    if warning := config.unused_warmup(flags.given()):
-        warn_once(warning)
+    config.warn_of_unused_warmup(flags.given())
     config = _with_images(config, "1,281,167 images")
 
     import_tensorflow()

@@ -7,7 +7,6 @@ import sys
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import new_path
-from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.commands.flags import CommandFlags
@@ -66,8 +65,7 @@ def main(arguments: list[str]) -> int:
         if to_path(flags["saved_model"]).absolute() == to_path(config.model_dir).absolute():
             raise UserError("saved_model must be another directory than model_dir, the run's")
         new_path(flags["saved_model"], "leave out --saved_model")
-    if warning := config.unused_warmup(flags.given()):
-        warn_once(warning)
+    config.warn_of_unused_warmup(flags.given())
     import_tensorflow()
 
     from imagenet_fast.distribute.strategy import make_strategy

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from imagenet_fast.base.durations import UNITS, Duration
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import (
     BELOW_ONE,
     FRACTION,
@@ -388,8 +389,8 @@ class ScheduleOptions(SharedOptions):
             return self.warmup_start
         return self.learning_rate if self.scaled_learning_rate > self.learning_rate else None
 
-    def unused_warmup(self, given: Collection[str]) -> str:
-        """Returns a warning if there is no warmup although some of its options are given.
+    def warn_of_unused_warmup(self, given: Collection[str]) -> None:
+        """Warns if there is no warmup although some of its options are given.
 
         Recipes have a warmup for larger batches, which smaller ones do not need.
 
@@ -399,8 +400,8 @@ class ScheduleOptions(SharedOptions):
         names = [name for name in ("warmup", "warmup_kind") if name in given]
         has_warmup = self.warmup_first_rate is not None or not self.warmup.amount
         if not names or has_warmup or self.schedule == "piecewise_linear":
-            return ""
-        return (
+            return
+        warn_once(
             f"{' and '.join(names)} without effect: there is no warmup, because the scaled "
             f"learning rate, {self.scaled_learning_rate:g}, is not above learning_rate; for a "
             "warmup from 0 give warmup_start=0"
