@@ -23,7 +23,7 @@ from imagenet_fast.optimizers.batch_tables import BATCH_TABLES, values_for_batch
 from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.optimizers.scaled_times import TIMES, scale_times
 from imagenet_fast.pipeline_parallel.options import PipelineOptions
-from imagenet_fast.recipes.catalog import find_recipe, recipe_names
+from imagenet_fast.recipes import find_recipe, recipe_names
 from imagenet_fast.training.options import RunOptions
 
 _COMMENT_MARKS = ("#", "//")
@@ -85,7 +85,7 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
 
         Args:
           path: a recipe's name, as ``"digits"``, or a flagfile; it may include others by
-            ``--flagfile=other.flags``, relative to the working directory or to its own folder.
+            ``--flagfile=other.flags``, relative to its own folder or to the working directory.
           **changes: options that override the recipe's. With another duration, the recipe's times
             (warmup, decays, knots, image sizes) are scaled, unless they are given, too. If
             ``model_dir`` holds a run, which ``train`` would resume, they are those of the run.
@@ -421,13 +421,19 @@ def _read_flagfile(path: Path, parents: tuple[Path, ...]) -> Iterator[FlagfileLi
 
 
 def _flagfile(text: str, folder: Path | None = None) -> Path:
-    """Returns the recipe or file that ``--flagfile`` names, relative to here or to a folder."""
+    """Returns the file or recipe that ``--flagfile`` names.
+
+    Args:
+      text: a path, relative to ``folder`` or else to the working directory, or a recipe's name.
+      folder: of the flagfile that includes it; None: the flag is none of a flagfile.
+    """
     path = to_path(text)
-    if path.is_file():
-        return path
-    if folder and (folder / path).is_file():
-        return folder / path
     recipe = find_recipe(text)
+    for file in [folder / path, path] if folder else [path]:
+        if file.is_file():
+            if recipe and file.resolve() != recipe.resolve():
+                warn_once(f"{file} is used, not the recipe {recipe.stem}: its name is the same")
+            return file
     return to_path(recipe) if recipe else path
 
 

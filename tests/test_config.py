@@ -16,7 +16,7 @@ from imagenet_fast.base.option import option_text
 from imagenet_fast.config import Config, option_names, option_type, parse_option, read_flagfile
 
 PACKAGE = pathlib.Path(imagenet_fast.__file__).parent
-RECIPES = sorted((PACKAGE / "recipes").rglob("*.flags"))
+RECIPES = sorted((PACKAGE / "flags").rglob("*.flags"))
 
 # One value other than the default for each option.
 OTHER = {
@@ -710,7 +710,7 @@ def test_directories_that_no_message_can_name(name):
 
 
 def test_another_model_after_a_recipe_resets_its_options():
-    recipe = PACKAGE / "recipes" / "myrtle_cifar10.flags"
+    recipe = PACKAGE / "flags" / "myrtle_cifar10.flags"
     assert Config.from_flagfile(recipe).whitening
     for config in (
         Config.from_flagfile(recipe, model="resnet18"),

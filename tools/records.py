@@ -159,7 +159,7 @@ def table(entries: Sequence[Entry], panel: Panel) -> str:
     head = ["date", "result", "accelerators", panel.unit, "predicted", "epochs", "top-1", "recipe"]
     lines = [head, ["---"] * len(head)]
     for entry in sorted(entries, key=lambda entry: (entry.date, -entry.time)):
-        flags = f"../imagenet_fast/recipes/{entry.recipe}.flags"
+        flags = f"../imagenet_fast/flags/{entry.recipe}.flags"
         lines.append(
             [
                 entry.date,

@@ -88,7 +88,7 @@ def _help(*command: str) -> str:
 def recipes() -> str:
     """Returns a table of the recipes, and each file, in Markdown."""
     rows, files = [], []
-    for path in sorted((_ROOT / "imagenet_fast" / "recipes").glob("*.flags")):
+    for path in sorted((_ROOT / "imagenet_fast" / "flags").glob("*.flags")):
         config = Config.from_flagfile(path)
         values = (config.model, config.batch_size, config.optimizer, config.duration)
         cells = [f"[{path.stem}](#{path.stem})", *map(option_text, values), config.precision]

@@ -9,7 +9,7 @@ import shutil
 from sphinx.application import Sphinx
 
 _CONTENTS = pathlib.Path(__file__).parents[1] / "contents.md"
-_RECIPE = re.compile(r"\]\((?:\.\./)*imagenet_fast/recipes/(\w+)\.flags\)")
+_RECIPE = re.compile(r"\]\((?:\.\./)*imagenet_fast/flags/(\w+)\.flags\)")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -40,7 +40,7 @@ load_settings() {
   _check PORT '[1-9][0-9]{3,4}' 'a port'
   [ -z "${HOURS-}" ] || _check HOURS '[0-9]+([.][0-9]+)?' 'a number of hours'
   [ -n "$(flagfile_path "$RECIPE")" ] || die "RECIPE is $RECIPE, but there is no such recipe or" \
-    "file; recipes are:" $(cd "$root/imagenet_fast/recipes" && printf '%s\n' *.flags | sed 's/.flags$//')
+    "file; recipes are:" $(cd "$root/imagenet_fast/flags" && printf '%s\n' *.flags | sed 's/.flags$//')
   DATA_DIR=${DATA_DIR%/} RUNS_DIR=${RUNS_DIR%/}
   RUN=${RUN:-$(basename "$RECIPE" .flags)}
   _check RUN '[-A-Za-z0-9_.]+' 'a name of letters, digits, -, _ and .'

@@ -57,16 +57,16 @@ need_flagfiles() {
     path=$(flagfile_path "$file")
     [ -n "$path" ] || die "TRAIN_FLAGS name $file, but there is no such recipe or file"
     [ -n "$(list_files "$path" 2> /dev/null)" ] || die "$file would not be sent to the" \
-      "hosts, because git ignores it or it is outside the checkout: copy it to imagenet_fast/recipes/"
+      "hosts, because git ignores it or it is outside the checkout: copy it to imagenet_fast/flags/"
   done
 }
 
-# flagfile_path NAME: prints a flagfile's path in the checkout, or that of the recipe of this name;
-# flags/NAME.flags is a recipe's path in earlier versions.
+# flagfile_path NAME: prints a flagfile's path in the checkout, or that of the recipe of this name.
+# flags/NAME.flags is a recipe, too: flags/ is a link, beyond which git lists no files.
 flagfile_path() {
   local recipe=${1#flags/}
-  recipe=imagenet_fast/recipes/${recipe%.flags}.flags
-  if [ -f "$root/$1" ]; then
+  recipe=imagenet_fast/flags/${recipe%.flags}.flags
+  if [ -f "$root/$1" ] && [[ $1 != flags/* || ! -L $root/flags ]]; then
     printf '%s' "$1"
   elif [ -f "$root/$recipe" ]; then
     printf '%s' "$recipe"

@@ -7,7 +7,7 @@ import textwrap
 
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.commands.flags import CommandFlags
-from imagenet_fast.recipes.catalog import Recipe, find_recipe, recipe_names, recipes
+from imagenet_fast.recipes import Recipe, find_recipe, recipe_headers, recipe_names
 
 _WIDTH = 96
 _INDENT = " " * 4
@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
         about="Lists the recipes. With names, prints those recipes: commands, source, values.",
     ).parse(arguments, positional="[NAME]")
     if not names:
-        print("\n\n".join(_summary(recipe) for recipe in recipes()))
+        print("\n\n".join(_summary(recipe) for recipe in recipe_headers()))
         print("\nimagenet-fast recipes NAME prints one; --flagfile=NAME trains it.")
         return 0
     paths = [find_recipe(name) for name in names]

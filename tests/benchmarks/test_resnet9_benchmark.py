@@ -13,7 +13,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.data.pipeline import make_images_on_device
 from imagenet_fast.training.build import build_classifier, build_model
 
-RECIPE = pathlib.Path(__file__).parents[2] / "imagenet_fast" / "recipes" / "myrtle_cifar10.flags"
+RECIPE = pathlib.Path(__file__).parents[2] / "imagenet_fast" / "flags" / "myrtle_cifar10.flags"
 CONFIG = Config.from_flagfile(
     RECIPE,
     width=2,

@@ -80,7 +80,7 @@ def test_defaults_of_the_resnet9_benchmark(calls, capsys, monkeypatch):
 
 
 def test_flags_and_files_of_the_resnet9_benchmark(calls, capsys, tmp_path):
-    recipe = str(ROOT / "imagenet_fast" / "recipes" / "myrtle_cifar10_baseline.flags")
+    recipe = str(ROOT / "imagenet_fast" / "flags" / "myrtle_cifar10_baseline.flags")
     flags = [f"--recipe={recipe}", "--width=0", "--precision=mixed_bfloat16", "--xla"]
     flags += ["--data_dir=somewhere", "--steps=2", f"--output_dir={tmp_path}"]
     assert run(["benchmark", "resnet9", *flags]) == 0

@@ -3,7 +3,7 @@
 import re
 
 from imagenet_fast import commands
-from imagenet_fast.recipes.catalog import find_recipe, recipe_names
+from imagenet_fast.recipes import find_recipe, recipe_names
 
 
 def test_the_list(capsys):

@@ -147,8 +147,8 @@ def checkout(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("checkout")
     shutil.copytree(ROOT / "gcp", folder / "gcp")
-    recipes = pathlib.PurePath("imagenet_fast", "recipes")
-    shutil.copytree(ROOT / recipes, folder / recipes, ignore=shutil.ignore_patterns("__pycache__"))
+    recipes = pathlib.PurePath("imagenet_fast", "flags")
+    shutil.copytree(ROOT / recipes, folder / recipes)
     shutil.copy(ROOT / "imagenet_fast" / "__init__.py", folder / "imagenet_fast")
     for name in (".gitignore", "LICENSE", "README.md", "pyproject.toml", "setup.cfg"):
         shutil.copy(ROOT / name, folder)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from imagenet_fast.distribute.cluster import Cluster
-from imagenet_fast.recipes.catalog import find_recipe
+from imagenet_fast.recipes import find_recipe
 
 ROOT = pathlib.Path(__file__).parents[2]
 # A fake imagenet-fast: prints its environment and arguments.

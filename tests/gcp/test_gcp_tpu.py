@@ -518,7 +518,7 @@ def test_what_is_installed(ready):
 def test_install_again_does_nothing_until_a_file_changes(ready):
     assert "already installed on all 2 hosts" in ready.run("install")
     assert words(ready, "scp")[1:] == []
-    (ready.checkout / "imagenet_fast" / "recipes" / "digits.flags").open("a").write("# changed\n")
+    (ready.checkout / "imagenet_fast" / "flags" / "digits.flags").open("a").write("# changed\n")
     (ready.checkout / "LICENSE").unlink()
     (ready.checkout / "runs").mkdir()
     (ready.checkout / "runs" / "ignored").touch()
@@ -526,9 +526,7 @@ def test_install_again_does_nothing_until_a_file_changes(ready):
     for worker in range(2):
         copy = ready.cloud.host("my-tpu", worker) / "imagenet_fast"
         assert (
-            (copy / "imagenet_fast" / "recipes" / "digits.flags")
-            .read_text()
-            .endswith("# changed\n")
+            (copy / "imagenet_fast" / "flags" / "digits.flags").read_text().endswith("# changed\n")
         )
         assert not (copy / "LICENSE").exists() and not (copy / "runs").exists()
 
@@ -551,7 +549,7 @@ def test_nothing_is_installed_under_a_running_training(ready):
     (ready.cloud.folder / "hold").touch()
     process = ready.start("train")
     wait_for(lambda: ready.trained(1))
-    (ready.checkout / "imagenet_fast" / "recipes" / "digits.flags").open("a").write("# changed\n")
+    (ready.checkout / "imagenet_fast" / "flags" / "digits.flags").open("a").write("# changed\n")
     assert "digits is training on the hosts: run gcp/tpu stop first" in ready.run(
         "install", status=1
     )

@@ -230,7 +230,7 @@ def test_tricks_train():
 @pytest.mark.long
 def test_all_recipes_are_listed():
     text = printed("recipes")
-    for path in (ROOT / "imagenet_fast" / "recipes").glob("*.flags"):
+    for path in (ROOT / "imagenet_fast" / "flags").glob("*.flags"):
         batch = Config.from_flagfile(path).batch_size
         assert re.search(rf"^{path.stem} +\w+ +{batch} ", text, re.MULTILINE)
         assert re.search(rf"^{path.stem}: \S.+", text, re.MULTILINE)

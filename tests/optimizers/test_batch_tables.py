@@ -17,7 +17,7 @@ from imagenet_fast.optimizers.batch_tables import (
     values_for_batch,
 )
 
-FLAGS = pathlib.Path(__file__).parents[2] / "imagenet_fast" / "recipes"
+FLAGS = pathlib.Path(__file__).parents[2] / "imagenet_fast" / "flags"
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_memory(name, accelerator):
     values = json.loads(log.read_text())
     config, flagfile = (
         RESNET50,
-        ROOT / "imagenet_fast" / "recipes" / f"{name.removesuffix('_h100')}.flags",
+        ROOT / "imagenet_fast" / "flags" / f"{name.removesuffix('_h100')}.flags",
     )
     if flagfile.exists():
         config = Config.from_flagfile(flagfile, **DATA)

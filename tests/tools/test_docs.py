@@ -96,7 +96,7 @@ def command_lines(path):
 
 COMMANDS = [
     pytest.param(line, id=f"{path.relative_to(ROOT)}-{line.split()[0]}")
-    for path in (*PAGES, *sorted((ROOT / "imagenet_fast" / "recipes").glob("*.flags")))
+    for path in (*PAGES, *sorted((ROOT / "imagenet_fast" / "flags").glob("*.flags")))
     for line in command_lines(path)
 ]
 

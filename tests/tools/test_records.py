@@ -9,7 +9,7 @@ import xml.etree.ElementTree
 
 import pytest
 
-from imagenet_fast.recipes.catalog import find_recipe, read_header
+from imagenet_fast.recipes import find_recipe, read_header
 
 ROOT = pathlib.Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("records_tool", ROOT / "tools" / "records.py")

@@ -16,7 +16,7 @@ from imagenet_fast.training.build import build_classifier
 from imagenet_fast.training.build_network import with_stages_for_devices
 from imagenet_fast.training.schedule import build_schedule
 
-RECIPES = pathlib.Path(__file__).parents[2] / "imagenet_fast" / "recipes"
+RECIPES = pathlib.Path(__file__).parents[2] / "imagenet_fast" / "flags"
 # As large as ImageNet; no data is read.
 SYNTHETIC = {"synthetic": True, "num_classes": 1000}
 

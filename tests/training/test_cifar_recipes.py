@@ -10,7 +10,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.optimizers import SGD, Muon, Role, variable_roles
 from imagenet_fast.training.schedule import build_schedule
 
-FLAGS = pathlib.Path(__file__).parents[2] / "imagenet_fast" / "recipes"
+FLAGS = pathlib.Path(__file__).parents[2] / "imagenet_fast" / "flags"
 IMAGES = 50_000
 PAGE = ("myrtle_cifar10", "myrtle_cifar10_baseline", "myrtle_cifar100", "myrtle_fashion_mnist")
 

@@ -20,7 +20,7 @@ from imagenet_fast.optimizers.batch_tables import values_for_batch
 from imagenet_fast.training.schedule import build_schedule, decay_steps
 
 ROOT = pathlib.Path(__file__).parents[2]
-PATHS = sorted((ROOT / "imagenet_fast" / "recipes").glob("*.flags"))
+PATHS = sorted((ROOT / "imagenet_fast" / "flags").glob("*.flags"))
 IMAGES = 1_281_167
 
 # Batch, steps per epoch, steps, steps of warmup.
@@ -48,7 +48,7 @@ FFCV = [name for name in LENGTHS if name.startswith("ffcv")]
 
 
 def load(name):
-    return Config.from_flagfile(ROOT / "imagenet_fast" / "recipes" / f"{name}.flags")
+    return Config.from_flagfile(ROOT / "imagenet_fast" / "flags" / f"{name}.flags")
 
 
 def rates(name, steps):
@@ -493,7 +493,7 @@ def test_fine_tuning_ends_at_learning_rate_0(name):
 
 @pytest.mark.long
 def test_fine_tune_takes_what_its_header_says_of_keras_weights():
-    header = (ROOT / "imagenet_fast" / "recipes" / "fine_tune.flags").read_text()
+    header = (ROOT / "imagenet_fast" / "flags" / "fine_tune.flags").read_text()
     network = keras.applications.ResNet50(weights=None, include_top=False)
     epsilon = re.search(r"--batch_norm_epsilon=(\S+)", header)[1]
     assert float(epsilon) == pytest.approx(network.get_layer("conv1_bn").epsilon)
@@ -544,7 +544,7 @@ def test_one_statement_of_how_many_processes_a_tpu_slice_needs():
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_the_readme_has_all_recipes_with_their_batch_size_and_accuracy(path):
-    link = re.escape(f"[{path.stem}](imagenet_fast/recipes/{path.name})")
+    link = re.escape(f"[{path.stem}](imagenet_fast/flags/{path.name})")
     ((recipes, network, expected),) = re.findall(
         rf"^\| (.*{link}.*?) \| (.+?) \| (.+?) \|", (ROOT / "README.md").read_text(), re.MULTILINE
     )

@@ -23,7 +23,7 @@ from numpy_network import (
 from imagenet_fast import Config, build_model
 from imagenet_fast.models import network_of
 
-RECIPE = pathlib.Path(__file__).parents[2] / "imagenet_fast" / "recipes" / "speedrun_cifar10.flags"
+RECIPE = pathlib.Path(__file__).parents[2] / "imagenet_fast" / "flags" / "speedrun_cifar10.flags"
 IMAGES, SIZE, BATCH, TOTAL = 6, 24, 1536, 243
 DECAY = 1.0418e-6 * BATCH
 HEAD_INIT = 256 * 0.1082532  # its head in terms of ours

@@ -14,7 +14,7 @@ from imagenet_fast.optimizers.muon import orthogonalize
 
 pytestmark = pytest.mark.slow
 
-FLAGS = pathlib.Path(__file__).parents[2] / "imagenet_fast" / "recipes"
+FLAGS = pathlib.Path(__file__).parents[2] / "imagenet_fast" / "flags"
 PROGRAM, COUNT = "StatefulPartitionedCall", "AssignAddVariableOp"
 # What is left around the program: the number of the step comes in, results go out, Keras counts.
 AROUND = {PROGRAM, COUNT, "Placeholder", "IteratorGetNext", "Const", "Identity", "NoOp"}

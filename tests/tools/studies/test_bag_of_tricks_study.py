@@ -21,7 +21,7 @@ FREE = {"width", "precision", "xla", "pixel_mean", "pixel_std", "shuffle_buffer"
 
 
 def recipe(name):
-    return Config.from_flagfile(ROOT / "imagenet_fast" / "recipes" / f"{name}.flags")
+    return Config.from_flagfile(ROOT / "imagenet_fast" / "flags" / f"{name}.flags")
 
 
 @pytest.mark.parametrize(("step", "name"), [(0, "myrtle_cifar10_baseline"), (-1, "myrtle_cifar10")])

@@ -1,14 +1,19 @@
-"""The recipes by name, and what their headers say."""
+"""Published training runs, each a flagfile that ``--flagfile=NAME`` finds by its name.
+
+A recipe's header gives its source, its commands, the hardware, and what to expect.
+"""
 
 from __future__ import annotations
 
 import pathlib
 from typing import NamedTuple
 
-_FOLDER = pathlib.Path(__file__).parent
+from imagenet_fast.base.errors import UserError
+
+_FOLDER = pathlib.Path(__file__).parent / "flags"
 _SUFFIX = ".flags"
-# Where clones of earlier versions have the recipes.
-_FORMER_FOLDER = "flags"
+# A checkout has a link of this name to the folder.
+_LINK = "flags"
 
 
 class Recipe(NamedTuple):
@@ -30,19 +35,26 @@ class Recipe(NamedTuple):
 
 
 def recipe_names() -> list[str]:
-    """Returns the names of all recipes, sorted."""
-    return sorted(path.stem for path in _FOLDER.glob(f"*{_SUFFIX}"))
+    """Returns the names of all recipes, sorted.
+
+    Raises:
+      UserError: if the installation has none.
+    """
+    names = sorted(path.stem for path in _FOLDER.glob(f"*{_SUFFIX}"))
+    if not names:
+        raise UserError(f"there are no recipes in {_FOLDER}: reinstall imagenet_fast")
+    return names
 
 
 def find_recipe(flagfile: str) -> pathlib.Path | None:
     """Returns the recipe that ``--flagfile`` names, or None if it names none.
 
     Args:
-      flagfile: ``NAME``, ``NAME.flags`` or ``flags/NAME.flags``, as in earlier versions.
+      flagfile: ``NAME``, ``NAME.flags`` or ``flags/NAME.flags``.
     """
     path = pathlib.PurePath(flagfile)
     recipe = _FOLDER / f"{path.name.removesuffix(_SUFFIX)}{_SUFFIX}"
-    if str(path.parent) in (".", _FORMER_FOLDER) and recipe.is_file():
+    if str(path.parent) in (".", _LINK) and recipe.is_file():
         return recipe
     return None
 
@@ -64,6 +76,6 @@ def read_header(path: pathlib.Path) -> Recipe:
     return Recipe(path.stem, *(paragraphs.get(name, "") for name in Recipe._fields[1:]))
 
 
-def recipes() -> list[Recipe]:
+def recipe_headers() -> list[Recipe]:
     """Returns the headers of all recipes, by name."""
     return [read_header(_FOLDER / f"{name}{_SUFFIX}") for name in recipe_names()]
