@@ -21,6 +21,7 @@ _OPTIONS = (
     "eval_batch_size",
     "eval_image_size",
     "eval_crop_fraction",
+    "eval_crop",
     "max_pixels",
     "precision",
     "strategy",

@@ -13,7 +13,7 @@ from imagenet_fast.training.run_config import read_config
 
 def main(arguments: list[str]) -> int:
     """Exports a checkpoint of a run, and prints the paths of the files."""
-    options = ("model_dir", "eval_image_size", "eval_crop_fraction", "max_pixels")
+    options = ("model_dir", "eval_image_size", "eval_crop_fraction", "eval_crop", "max_pixels")
     flags = CommandFlags("export", options, of_run=True)
     flags.define(
         "saved_model",

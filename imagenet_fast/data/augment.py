@@ -26,6 +26,8 @@ _EIGENVECTORS = np.array(
 _ERASE_ATTEMPTS = 10
 _ERASED_AREAS = (0.02, 0.33)
 _ERASED_RATIOS = (0.3, 3.3)
+# Red, green and blue of Cb and of Cr (ITU-R BT.601).
+_RGB_OF_CHROMA = np.array([[0, 1.402], [-0.344136, -0.714136], [1.772, 0]], np.float32)
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 
@@ -60,6 +62,9 @@ def draw_changes(identities: tf.Tensor, options: DataOptions) -> Changes:
         changes["jitter"] = 1 + options.color_jitter * (2 * numbers - 1)
     if options.brightness or options.contrast:
         changes["light"] = draw_light(identities, options)
+    if options.chroma:
+        numbers = stateless_random.uniform(identities, "chroma", 2)
+        changes["chroma"] = options.chroma * (2 * numbers - 1)
     if options.lighting:
         # The normal quantile of 0 is infinite. In float32, the last bits would depend on the place
         # in the batch, because TensorFlow vectorizes the computation.
@@ -119,7 +124,7 @@ def draw_erased(identities: tf.Tensor, options: DataOptions) -> tf.Tensor:
 
 
 def augment(image: tf.Tensor, changes: Changes, options: DataOptions) -> tf.Tensor:
-    """Augments an image: shift, flip, operations, jitter, light, lighting, cutout, erasing.
+    """Augments an image: shift, flip, operations, colour changes, cutout, erasing.
 
     RandAugment and TrivialAugment follow the flip, as in torchvision: shears do not commute with
     flips. The other changes do; fb.resnet.torch flips last, with the same result.
@@ -142,12 +147,14 @@ def augment(image: tf.Tensor, changes: Changes, options: DataOptions) -> tf.Tens
             auto_augment.TRIVIAL_AUGMENT if options.trivial_augment else auto_augment.RAND_AUGMENT
         )
         image = apply(image, changes["operations"], changes["strengths"], operations)
-    if changes.keys() & {"jitter", "light", "lighting"}:
+    if changes.keys() & {"jitter", "light", "chroma", "lighting"}:
         pixels = tf.cast(image, tf.float32)
         if "jitter" in changes:
             pixels = color_jitter(pixels, changes["jitter"])
         if "light" in changes:
             pixels = change_light(pixels[tf.newaxis], changes["light"][tf.newaxis], options)[0]
+        if "chroma" in changes:
+            pixels = shift_chroma(pixels, changes["chroma"])
         if "lighting" in changes:
             pixels = lighting(pixels, changes["lighting"])
         image = tf.saturate_cast(tf.round(pixels), tf.uint8)
@@ -246,6 +253,19 @@ def change_light(images: tf.Tensor, changes: tf.Tensor, options: DataOptions) ->
     mean, std = tf.constant(options.pixel_mean), tf.constant(options.pixel_std)
     shifts, factors = tf.split(changes[:, tf.newaxis, tf.newaxis], 2, axis=-1)
     return mean + factors * (images - mean + shifts * std)
+
+
+def shift_chroma(image: tf.Tensor, shifts: tf.Tensor) -> tf.Tensor:
+    """Adds to Cb and Cr, as tensorflow/tpu's AmoebaNet does beside changing the brightness.
+
+    Args:
+      image: float32 [height, width, 3], in 0..255.
+      shifts: float32 [2], of Cb and Cr, in units of the full range.
+
+    Returns:
+      float32 [height, width, 3], not clipped.
+    """
+    return image + 255 * tf.linalg.matvec(_RGB_OF_CHROMA, shifts)
 
 
 def lighting(image: tf.Tensor, amounts: tf.Tensor) -> tf.Tensor:

@@ -41,6 +41,7 @@ _PREPARATION = (
     "label_offset",
     "image_size",
     "eval_crop_fraction",
+    "eval_crop",
     "resize_method",
     "antialias",
     "resize_kernel",

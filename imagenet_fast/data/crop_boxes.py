@@ -35,7 +35,9 @@ def training_crop_boxes(sizes: tf.Tensor, identities: tf.Tensor, options: DataOp
 
 
 def evaluation_crop_boxes(sizes: tf.Tensor, options: DataOptions) -> tf.Tensor:
-    """Returns evaluation's central squares, int32 [images, 4]: top, left, height, width."""
+    """Returns evaluation's central crops, int32 [images, 4]: top, left, height, width."""
+    if options.eval_crop == "proportional":
+        return _proportional_centres(sizes, options.eval_crop_fraction)
     return _centre_squares(sizes, options.eval_crop_fraction)
 
 
@@ -82,7 +84,7 @@ def _inception_boxes(sizes: tf.Tensor, numbers: list[tf.Tensor], options: DataOp
     Args:
       sizes: int32 [images, 2].
       numbers: four of float32 [images, attempts].
-      options: gives ``crop_min_area`` and ``eval_crop_fraction``.
+      options: gives ``crop_min_area``, and what evaluation crops.
     """
     ratios, fractions, tops, lefts = numbers
     height, width = tf.unstack(tf.cast(sizes[:, tf.newaxis], tf.float32), axis=-1)
@@ -168,3 +170,10 @@ def _centre_squares(sizes: tf.Tensor, fraction: float) -> tf.Tensor:
     side = tf.maximum(tf.cast(tf.round(fraction * shorter), tf.int32), 1)
     corners = (sizes - side + 1) // 2
     return tf.concat([corners, side, side], axis=1)
+
+
+def _proportional_centres(sizes: tf.Tensor, fraction: float) -> tf.Tensor:
+    """Returns the central boxes with ``fraction`` of both sides, as ``tf.image.central_crop``."""
+    lengths = tf.cast(sizes, tf.float64)
+    corners = tf.cast((lengths - lengths * fraction) / 2, tf.int32)
+    return tf.concat([corners, sizes - 2 * corners], axis=1)

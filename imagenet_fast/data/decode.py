@@ -74,15 +74,15 @@ def decode_cut_or_crop(
 
 
 def evaluation_image(encoded: tf.Tensor, options: DataOptions) -> tf.Tensor:
-    """Decodes an image and resizes its central square, as evaluation does, for exported models.
+    """Decodes an image and resizes its centre, as evaluation does, for exported models.
 
     It uses TensorFlow's ops only, and accepts images that did not go through ``imagenet-fast
     prepare``: transparent pixels of PNGs become white here, as they do there.
 
     Args:
       encoded: bytes of the JPEG or PNG, a string scalar.
-      options: gives ``eval_crop_fraction``, ``image_size``, ``max_pixels``, ``resize_method``,
-        ``antialias`` and how to decode JPEGs.
+      options: gives ``eval_crop``, ``eval_crop_fraction``, ``image_size``, ``max_pixels``,
+        ``resize_method``, ``antialias`` and how to decode JPEGs.
 
     Returns:
       uint8 [image_size, image_size, 3].

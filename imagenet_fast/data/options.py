@@ -181,6 +181,14 @@ class DataOptions(SharedOptions):
         group="data",
         check=BELOW_ONE,
     )
+    chroma: float = option(
+        0.0,
+        "random change of colour: a number up to this one, of 1 for the full range, is added to or "
+        "subtracted from Cb, and another from Cr, of all pixels of a training image (0.1 in "
+        "tensorflow/tpu's AmoebaNet); 0: none",
+        group="data",
+        check=BELOW_ONE,
+    )
     lighting: float = option(
         0.0,
         "standard deviation of AlexNet's PCA lighting noise (0.1 in fb.resnet.torch); 0: none",
@@ -278,9 +286,16 @@ class DataOptions(SharedOptions):
     )
     eval_crop_fraction: float = option(
         0.875,
-        "side of evaluation's centre crop, as a fraction of the image's shorter side",
+        "side of evaluation's centre crop, as a fraction of the image's",
         group="data",
         check=FRACTION,
+    )
+    eval_crop: str = option(
+        "square",
+        "shape of evaluation's centre crop; square: of eval_crop_fraction of the shorter side; "
+        "proportional: of that fraction of both sides, stretched to a square",
+        group="data",
+        choices=("square", "proportional"),
     )
     max_pixels: int = option(
         178_956_970,
@@ -493,6 +508,7 @@ class DataOptions(SharedOptions):
             "trivial_augment": self.trivial_augment,
             "random_erasing": self.random_erasing,
             "color_jitter": self.color_jitter,
+            "chroma": self.chroma,
             "lighting": self.lighting,
             "cache": self.cache != "none",
             "input_servers": self.input_servers,

@@ -26,7 +26,9 @@ def ramp_sizes(
       end: likewise, in the same unit, and not earlier.
     """
     sizes: list[tuple[int, Duration]] = []
-    start, length = Fraction(begin.amount), Fraction(end.amount) - Fraction(begin.amount)
+    # 12.8 as 64/5: its float is a little more, which decides where the line is halfway.
+    start, stop = Fraction(str(begin.amount)), Fraction(str(end.amount))
+    length = stop - start
     for size in range(first, last, multiple):
         # When the line is halfway between this size and the next.
         halfway = start + length * Fraction(2 * (size - first) + multiple, 2 * (last - first))

@@ -26,7 +26,8 @@ class GhostBatchNormalization(keras.layers.BatchNormalization):
     The moving averages are updated with the groups' average mean and average variance, the latter
     with Bessel's correction as in PyTorch and Keras' fused kernel. Page has moving averages for
     each group, and averages them for evaluation: since updates are linear, the result is the same,
-    but here the weights do not depend on the batch size. Evaluation is that of Keras' layer.
+    but here the weights do not depend on the batch size. (With an EMA of the weights, Page's
+    evaluation takes the averages of the first group only.) Evaluation is that of Keras' layer.
 
     Input: [batch, ..., channels], of rank 2 or more. Output: the same shape, in the compute dtype.
     Calling the layer in training raises a ``UserError`` if the groups do not divide the batch, or

@@ -35,7 +35,8 @@ class PatchWhitening(keras.layers.Layer):
       patch_size: height and width of a patch in pixels.
       padding: ``"same"`` for zeros around the images, or ``"valid"``.
       negatives: whether to append the negatives of the filters as further filters.
-      use_bias: whether to add a trainable ``bias``, initially 0.
+      use_bias: whether to add a trainable ``bias``.
+      bias_initializer: of that bias.
       epsilon: added to the eigenvalues, in squared units of the images; positive.
       **kwargs: Keras' options (``name``, ``dtype``).
 
@@ -50,6 +51,7 @@ class PatchWhitening(keras.layers.Layer):
         padding: str = "same",
         negatives: bool = False,
         use_bias: bool = False,
+        bias_initializer: Any = "zeros",
         epsilon: float = 1e-2,
         **kwargs: Any,
     ) -> None:
@@ -64,6 +66,7 @@ class PatchWhitening(keras.layers.Layer):
         self.padding = padding
         self.negatives = negatives
         self.use_bias = use_bias
+        self.bias_initializer = keras.initializers.get(bias_initializer)
         self.epsilon = epsilon
 
     def build(self, input_shape: Any) -> None:
@@ -77,7 +80,9 @@ class PatchWhitening(keras.layers.Layer):
         )
         self.bias = None
         if self.use_bias:
-            self.bias = self.add_weight(name="bias", shape=kernel.shape[-1:], initializer="zeros")
+            self.bias = self.add_weight(
+                name="bias", shape=kernel.shape[-1:], initializer=self.bias_initializer
+            )
         super().build(input_shape)
 
     def adapt(self, images: np.ndarray | tf.Tensor) -> None:
@@ -117,6 +122,7 @@ class PatchWhitening(keras.layers.Layer):
             "padding": self.padding,
             "negatives": self.negatives,
             "use_bias": self.use_bias,
+            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
             "epsilon": self.epsilon,
         }
 

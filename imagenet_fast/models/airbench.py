@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 # By percentage reached: channels of the first group, their multiples in all three groups,
-# convolutions per group, momentum of batch norm, bias of the whitening layer. Last is the proxy
-# that selects images for 96.
-_PUBLISHED: dict[int | str, tuple[int, tuple[int, ...], int, float, bool]] = {
-    94: (64, (1, 4, 4), 2, 0.6, True),
-    95: (128, (1, 3, 3), 2, 0.6, True),
-    96: (128, (1, 3, 4), 3, 0.9, True),
-    "96_proxy": (32, (1, 2, 2), 2, 0.9, False),
+# convolutions per group, momentum of batch norm, initial bias of the whitening layer (94 leaves it
+# to PyTorch, the others set it to 0). Last is the proxy that selects images for 96.
+_PUBLISHED: dict[int | str, tuple[int, tuple[int, ...], int, float, str]] = {
+    94: (64, (1, 4, 4), 2, 0.6, "pytorch"),
+    95: (128, (1, 3, 3), 2, 0.6, "zeros"),
+    96: (128, (1, 3, 4), 3, 0.9, "zeros"),
+    "96_proxy": (32, (1, 2, 2), 2, 0.9, "none"),
 }
 _PUBLISHED_LOGITS_SCALE = 1 / 9
 # Of the convolutions in a group; after the third, the outputs of the first are added.
@@ -56,7 +56,8 @@ def airbench(
     """Makes a network of airbench.
 
     Layers: ``whitening``, a fixed 2x2 convolution without padding and with a trainable bias, to
-    twice as many channels as a patch has elements (24); ``group1`` to ``group3``, each
+    twice as many channels as a patch has elements (24), whose bias starts as in PyTorch in 94, as
+    in airbench94_muon, and at 0 in 95 and 96; ``group1`` to ``group3``, each
     conv-pool-BN-GELU, then conv-BN-GELU; a global max pool (3x3 for 32x32 images); a dense layer.
     Batch norms have no gamma. Size 96 has a third convolution and batch norm in each group, and
     adds the group's first activations before the last GELU. Size ``"96_proxy"``, the network of
@@ -104,7 +105,8 @@ def airbench(
     activation = functools.partial(
         keras.layers.Activation, {"gelu": "gelu", "silu": "swish"}[group_activation]
     )
-    published_width, multiples, convs, momentum, has_bias = _PUBLISHED[size]
+    published_width, multiples, convs, momentum, bias = _PUBLISHED[size]
+    limit = (2 * 2 * input_shape[2]) ** -0.5  # of PyTorch's biases, by fan-in
     if norm_options.get("batch_norm_momentum") is None:
         norm_options["batch_norm_momentum"] = momentum
     if norm_options.get("batch_norm_epsilon") is None:
@@ -113,7 +115,15 @@ def airbench(
 
     images = keras.Input(input_shape, name="images")
     x = PatchWhitening(
-        2, padding="valid", negatives=True, use_bias=has_bias, epsilon=5e-4, name="whitening"
+        2,
+        padding="valid",
+        negatives=True,
+        use_bias=bias != "none",
+        bias_initializer=(
+            keras.initializers.RandomUniform(-limit, limit) if bias == "pytorch" else "zeros"
+        ),
+        epsilon=5e-4,
+        name="whitening",
     )(images)
     x = keras.layers.Activation("gelu", name="whitening_gelu")(x)
     for group, multiple in enumerate(multiples, start=1):

@@ -191,10 +191,28 @@ class ModelOptions(SharedOptions):
         choices=("none", "convolutions", "convolutions_and_pools"),
         beside=_IMAGENET_RESNETS,
     )
+    padding: str = option(
+        "symmetric",
+        "padding of 3x3 convolutions and pools of stride 2 in resnet18 to resnet152; symmetric: "
+        "equal on all sides; same: as Keras' padding=same, of even sizes only at the bottom and "
+        "right",
+        group="model",
+        choices=("symmetric", "same"),
+        beside=_IMAGENET_RESNETS,
+    )
     zero_gamma: bool = option(
         True,
         "start the last batch norm of each residual block at gamma 0",
         group="model",
+        beside=_RESNETS,
+    )
+    conv_init: str = option(
+        "he_fan_out",
+        "initial weights of convolutions in resnet8 to resnet152; he_fan_out: N(0, 2 / fan-out), "
+        "as in torchvision; he_fan_in: N(0, 2 / fan-in), as in MXNet; he_normal and lecun_normal: "
+        "Keras' truncated normals of variance 2 / fan-in and 1 / fan-in",
+        group="model",
+        choices=("he_fan_out", "he_fan_in", "he_normal", "lecun_normal"),
         beside=_RESNETS,
     )
     gamma_init: str = option(

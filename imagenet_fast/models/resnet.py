@@ -4,15 +4,16 @@
 ReLU(shortcut + conv-BN-ReLU-...-conv-BN), differ in the convolutions, and in the shortcut where the
 shape changes.
 
-Convolutions have no bias and are padded equally on all sides, as in the published code: Keras'
-``padding="same"`` would pad a stride-2 convolution of an even-sized image only at the bottom and
-right. Their initial weights are N(0, 2 / (k * k * filters)), He et al.'s rule with fan-out and
-without truncation, as in fb.resnet.torch, on which Goyal et al. 2017 build; the classifier's are
-N(0, 0.01^2), also theirs.
+Convolutions have no bias. By default they are padded equally on all sides, as in most of the
+published code: Keras' ``padding="same"`` would pad a stride-2 convolution of an even-sized image
+only at the bottom and right. Their initial weights are by default N(0, 2 / (k * k * filters)), He
+et al.'s rule with fan-out and without truncation, as in fb.resnet.torch, on which Goyal et al. 2017
+build; the classifier's are N(0, 0.01^2), also theirs.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,15 @@ _CHOICES = {
     "stem": ("imagenet", "small"),
     "blur_pool": ("none", "convolutions", "convolutions_and_pools"),
     "gamma_init": ("ones", "uniform"),
+    "padding": ("symmetric", "same"),
+    "conv_init": ("he_fan_out", "he_fan_in", "he_normal", "lecun_normal"),
+}
+# Arguments of VarianceScaling by conv_init.
+_CONV_INIT: dict[str, dict[str, Any]] = {
+    "he_fan_out": {"scale": 2.0, "mode": "fan_out", "distribution": "untruncated_normal"},
+    "he_fan_in": {"scale": 2.0, "mode": "fan_in", "distribution": "untruncated_normal"},
+    "he_normal": {"scale": 2.0, "mode": "fan_in", "distribution": "truncated_normal"},
+    "lecun_normal": {"scale": 1.0, "mode": "fan_in", "distribution": "truncated_normal"},
 }
 
 
@@ -52,6 +62,8 @@ def resnet(
     zero_gamma: bool = True,
     stride_on_1x1: bool = False,
     blur_pool: str = "none",
+    padding: str = "symmetric",
+    conv_init: str = "he_fan_out",
     gamma_init: str = "ones",
     name: str | None = None,
     **norm_options: Unpack[NormOptions],
@@ -74,6 +86,14 @@ def resnet(
             ``"none"``; ``"convolutions"``, before the blocks' convolutions of stride 2, projections
             included, as in ffcv-imagenet; or ``"convolutions_and_pools"``, in the stem's pool, too,
             as in composer. The first convolution, of the images, is never blurred.
+        padding: of 3x3 convolutions and pools of stride 2: ``"symmetric"``, one row and column on
+            each side; or ``"same"``, as Keras' padding of this name: of even-sized images only at
+            the bottom and right, as in MLPerf's TF2 reference.
+        conv_init: initial weights of convolutions: ``"he_fan_out"``, N(0, 2 / fan-out), as in
+            fb.resnet.torch and torchvision; ``"he_fan_in"``, N(0, 2 / fan-in), as in MXNet and
+            composer; ``"he_normal"`` and ``"lecun_normal"``, Keras' initializers of these names,
+            truncated normals of variance 2 / fan-in and 1 / fan-in, as in MLPerf's TF2 reference
+            and in Google's code for TPUs.
         gamma_init: initial gamma of other batch norms: ``"ones"``, or ``"uniform"``, random in
             [0, 1), as in composer.
         name: the model's name; None: ``resnet<depth>``.
@@ -84,36 +104,46 @@ def resnet(
         normalized, to float32 logits [batch, num_classes].
 
     Raises:
-        UserError: if there is no such depth, stem, ``blur_pool`` or ``gamma_init``, the depth has
-            no 1x1 for the stride, or the width is negative.
+        UserError: if there is no such depth, stem, ``blur_pool``, ``padding``, ``conv_init`` or
+            ``gamma_init``, the depth has no 1x1 for the stride, or the width is negative.
     """
     check_sizes(f"resnet{depth}", num_classes, input_shape)
     check_width(f"resnet{depth}", width)
     if depth not in IMAGENET_DEPTHS:
         raise UserError(f"resnet: there is no depth {depth}; the depths are {IMAGENET_DEPTHS}")
-    _check_choices("resnet", stem=stem, blur_pool=blur_pool, gamma_init=gamma_init)
+    _check_choices(
+        "resnet",
+        stem=stem,
+        blur_pool=blur_pool,
+        padding=padding,
+        conv_init=conv_init,
+        gamma_init=gamma_init,
+    )
     if stride_on_1x1 and depth in _BASIC:
         raise UserError(
             f"resnet: stride_on_1x1 needs blocks with 1x1 convolutions, which depth {depth} "
             f"does not have; the depths that do are {tuple(_BOTTLENECK)}"
         )
     norm = _norm(gamma_init, norm_options)
+    stem_conv = functools.partial(_conv, init=conv_init)
+    conv = functools.partial(stem_conv, padding=padding, blur=blur_pool != "none")
     first = width or _PUBLISHED_WIDTH
 
     images = keras.Input(input_shape, name="images")
     if stem == "imagenet":
-        x = _conv_norm_relu(images, first, 7, 2, norm, "stem")
-        # Zeros are as good as -inf for the pool's padding: ReLU's outputs are not below them.
-        x = keras.layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
+        x = _conv_norm_relu(images, first, 7, 2, stem_conv, norm, "stem")
+        if padding == "symmetric":
+            # Zeros are as good as -inf for the pool's padding: ReLU's outputs are not below them.
+            x = keras.layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
+        pool_padding = "same" if padding == "same" else "valid"
         if blur_pool == "convolutions_and_pools":
-            x = keras.layers.MaxPooling2D(3, 1, name="stem_pool")(x)
+            x = keras.layers.MaxPooling2D(3, 1, pool_padding, name="stem_pool")(x)
             x = BlurPool(2, name="stem_pool_blur")(x)
         else:
-            x = keras.layers.MaxPooling2D(3, 2, name="stem_pool")(x)
+            x = keras.layers.MaxPooling2D(3, 2, pool_padding, name="stem_pool")(x)
     else:
-        x = _conv_norm_relu(images, first, 3, 1, norm, "stem")
+        x = _conv_norm_relu(images, first, 3, 1, stem_conv, norm, "stem")
 
-    blur = blur_pool != "none"
     for stage, blocks in enumerate({**_BASIC, **_BOTTLENECK}[depth], start=1):
         filters = first * 2 ** (stage - 1)
         for block in range(1, blocks + 1):
@@ -127,10 +157,9 @@ def resnet(
                 convs = [(filters, 1, 1), (filters, 3, strides), (4 * filters, 1, 1)]
             shortcut = x
             if strides > 1 or x.shape[-1] != convs[-1][0]:
-                conv_name = f"{block_name}_projection_conv"
-                shortcut = _conv(x, convs[-1][0], 1, strides, conv_name, blur)
+                shortcut = conv(x, convs[-1][0], 1, strides, f"{block_name}_projection_conv")
                 shortcut = norm(name=f"{block_name}_projection_bn")(shortcut)
-            x = _residual_block(x, shortcut, convs, norm, zero_gamma, block_name, blur)
+            x = _residual_block(x, shortcut, convs, conv, norm, zero_gamma, block_name)
     return keras.Model(images, _logits(x, num_classes), name=name or f"resnet{depth}")
 
 
@@ -140,6 +169,7 @@ def cifar_resnet(
     input_shape: tuple[int | None, int | None, int] = (32, 32, 3),
     *,
     zero_gamma: bool = True,
+    conv_init: str = "he_fan_out",
     gamma_init: str = "ones",
     name: str | None = None,
     **norm_options: Unpack[NormOptions],
@@ -154,7 +184,8 @@ def cifar_resnet(
         num_classes: number of logits.
         input_shape: (height, width, channels) of one image; height and width may be None.
         zero_gamma: start the last batch norm of each block with gamma 0.
-        gamma_init: as in :func:`resnet`.
+        conv_init: as in :func:`resnet`.
+        gamma_init: likewise.
         name: the model's name; None: ``resnet<depth>``.
         **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
 
@@ -163,16 +194,17 @@ def cifar_resnet(
         normalized, to float32 logits [batch, num_classes].
 
     Raises:
-        UserError: if there is no such depth or ``gamma_init``.
+        UserError: if there is no such depth, ``conv_init`` or ``gamma_init``.
     """
     check_sizes(f"resnet{depth}", num_classes, input_shape)
     if depth not in CIFAR_DEPTHS:
         raise UserError(f"cifar_resnet: there is no depth {depth}; the depths are {CIFAR_DEPTHS}")
-    _check_choices("cifar_resnet", gamma_init=gamma_init)
+    _check_choices("cifar_resnet", conv_init=conv_init, gamma_init=gamma_init)
     norm = _norm(gamma_init, norm_options)
+    conv = functools.partial(_conv, init=conv_init)
 
     images = keras.Input(input_shape, name="images")
-    x = _conv_norm_relu(images, 16, 3, 1, norm, "stem")
+    x = _conv_norm_relu(images, 16, 3, 1, conv, norm, "stem")
     for stage, width in enumerate((16, 32, 64), start=1):
         for block in range(1, (depth - 2) // 6 + 1):
             strides = 2 if stage > 1 and block == 1 else 1
@@ -181,7 +213,7 @@ def cifar_resnet(
             if strides > 1:
                 shortcut = SubsampleAndPad(strides, width, name=f"{block_name}_shortcut")(x)
             convs = [(width, 3, strides), (width, 3, 1)]
-            x = _residual_block(x, shortcut, convs, norm, zero_gamma, block_name)
+            x = _residual_block(x, shortcut, convs, conv, norm, zero_gamma, block_name)
     return keras.Model(images, _logits(x, num_classes), name=name or f"resnet{depth}")
 
 
@@ -236,19 +268,27 @@ def _norm(gamma_init: str, norm_options: NormOptions) -> Callable[..., keras.lay
 
 
 def _conv(
-    x: tf.Tensor, filters: int, kernel_size: int, strides: int, name: str, blur: bool = False
+    x: tf.Tensor,
+    filters: int,
+    kernel_size: int,
+    strides: int,
+    name: str,
+    *,
+    init: str,
+    padding: str = "symmetric",
+    blur: bool = False,
 ) -> tf.Tensor:
-    """A convolution with ``kernel_size // 2`` zeros on every side of the image.
+    """A convolution, padded to keep the image's size before the stride.
 
-    Of stride 2, it follows a blur if ``blur`` is set.
+    With symmetric padding there are ``kernel_size // 2`` zeros on every side of the image. Of
+    stride 2, it follows a blur if ``blur`` is set.
     """
     if blur and strides > 1:
         # A convolution of 1x1 would read only every second pixel: the others are not computed.
         subsampling = strides if kernel_size == 1 else 1
         x = BlurPool(subsampling, name=f"{name}_blur")(x)
         strides //= subsampling
-    padding = "same"
-    if strides > 1:
+    if strides > 1 and padding == "symmetric":
         padding = "valid"
         if kernel_size > 1:
             x = keras.layers.ZeroPadding2D(kernel_size // 2, name=f"{name}_pad")(x)
@@ -256,12 +296,10 @@ def _conv(
         filters,
         kernel_size,
         strides,
-        padding,
+        "valid" if padding == "valid" else "same",
         use_bias=False,
         # A new one each time: Keras' initializers return the same values in each call.
-        kernel_initializer=keras.initializers.VarianceScaling(
-            2.0, mode="fan_out", distribution="untruncated_normal"
-        ),
+        kernel_initializer=keras.initializers.VarianceScaling(**_CONV_INIT[init]),
         name=name,
     )(x)
 
@@ -271,10 +309,11 @@ def _conv_norm_relu(
     filters: int,
     kernel_size: int,
     strides: int,
+    conv: Callable[..., tf.Tensor],
     norm: Callable[..., keras.layers.Layer],
     name: str,
 ) -> tf.Tensor:
-    x = _conv(x, filters, kernel_size, strides, f"{name}_conv")
+    x = conv(x, filters, kernel_size, strides, f"{name}_conv")
     x = norm(name=f"{name}_bn")(x)
     return keras.layers.Activation("relu", name=f"{name}_relu")(x)
 
@@ -283,15 +322,15 @@ def _residual_block(
     x: tf.Tensor,
     shortcut: tf.Tensor,
     convs: Sequence[tuple[int, int, int]],
+    conv: Callable[..., tf.Tensor],
     norm: Callable[..., keras.layers.Layer],
     zero_gamma: bool,
     name: str,
-    blur: bool = False,
 ) -> tf.Tensor:
     """Adds ``convs``, each (filters, kernel size, strides), applied to ``x``, to ``shortcut``."""
     for i, (filters, kernel_size, strides) in enumerate(convs, start=1):
         last = i == len(convs)
-        x = _conv(x, filters, kernel_size, strides, f"{name}_conv{i}", blur)
+        x = conv(x, filters, kernel_size, strides, f"{name}_conv{i}")
         gamma = {"gamma_initializer": "zeros"} if last and zero_gamma else {}
         x = norm(**gamma, name=f"{name}_bn{i}")(x)
         if not last:

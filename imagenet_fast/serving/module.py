@@ -197,6 +197,7 @@ class ServingModule(tf.Module):
             "preparation": {
                 "size": self._options.image_size,
                 "crop_fraction": self._options.eval_crop_fraction,
+                "crop": self._options.eval_crop,
                 "resize_method": self._options.resize_method,
                 "antialias": self._options.antialias,
             },

@@ -24,6 +24,7 @@ def prepare_image(
     crop_fraction: float = 0.875,
     resize_method: str = "bilinear",
     antialias: bool = False,
+    crop: str = "square",
 ) -> np.ndarray:
     """Decodes an image, and crops and resizes its center.
 
@@ -37,9 +38,10 @@ def prepare_image(
     Args:
       encoded: bytes of a JPEG, a PNG, or another format that Pillow reads.
       size: height and width of the result, in pixels.
-      crop_fraction: side of the square crop, as a fraction of the image's shorter side.
+      crop_fraction: side of the centre crop, as a fraction of the image's.
       resize_method: ``bilinear`` or ``bicubic``.
       antialias: whether to antialias when downsizing.
+      crop: ``square``, of the fraction of the shorter side, or ``proportional``, of both sides.
 
     Returns:
       uint8 [size, size, 3].
@@ -51,9 +53,14 @@ def prepare_image(
         image = to_grey_or_rgb(Image.open(io.BytesIO(encoded))).convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise UserError(f"not a whole image: {error}") from None
-    side = max(int(np.rint(np.float32(crop_fraction) * np.float32(min(image.size)))), 1)
-    left, top = ((length - side + 1) // 2 for length in image.size)
-    pixels = np.asarray(image.crop((left, top, left + side, top + side)), np.float32)
+    if crop == "proportional":
+        left, top = (int((length - length * crop_fraction) / 2) for length in image.size)
+        width, height = image.width - 2 * left, image.height - 2 * top
+    else:
+        side = np.rint(np.float32(crop_fraction) * np.float32(min(image.size)))
+        width = height = max(int(side), 1)
+        left, top = ((length - width + 1) // 2 for length in image.size)
+    pixels = np.asarray(image.crop((left, top, left + width, top + height)), np.float32)
     if antialias:
         pixels = _resize_antialiased(pixels, size, resize_method)
     else:

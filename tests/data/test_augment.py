@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from imagenet_fast import Config
 from imagenet_fast.data import stateless_random
@@ -11,6 +12,7 @@ from imagenet_fast.data.augment import (
     draw_changes,
     lighting,
     shift,
+    shift_chroma,
 )
 
 GREY = np.array([0.299, 0.587, 0.114])
@@ -168,6 +170,25 @@ def test_jitter_equals_numpy_in_any_order(drawn):
         other = brightness(contrast(saturation(image, s), c), b)
         np.testing.assert_allclose(one, other, atol=1e-3)
         np.testing.assert_allclose(color_jitter(image, [b, c, s]), one, atol=1e-2)
+
+
+def test_chroma_is_added_to_cb_and_cr(drawn, augmented):
+    """tensorflow/tpu's distort_color_fast; Pillow's YCbCr has the same coefficients."""
+    shifts = drawn(chroma=0.1)["chroma"]
+    np.testing.assert_allclose((shifts.min(), shifts.max()), (-0.1, 0.1), atol=1e-3)
+    assert abs(shifts.mean()) < 5 * 0.1 / np.sqrt(3 * shifts.size)
+    assert_uncorrelated(shifts)
+    image = np.full((1, 1, 3), 128, np.uint8) + np.arange(-20, 30, 20, dtype=np.int8)
+    for cb, cr in shifts[:20]:
+        shifted = shift_chroma(tf.cast(image, tf.float32), tf.constant([cb, cr])).numpy()
+        before, after = (
+            np.array(Image.fromarray(pixels.round().astype(np.uint8)).convert("YCbCr"), float)
+            for pixels in (image, shifted)
+        )
+        # Both are rounded, in both color spaces.
+        np.testing.assert_allclose((after - before)[0, 0], [0, 255 * cb, 255 * cr], atol=1.6)
+    images = augmented(np.full((2, 2, 3), 250, np.uint8), 50, chroma=0.3, flip=False)
+    assert images.max() == 255 and images.min() < 200
 
 
 def test_light_equals_numpy_on_normalized_pixels(drawn):

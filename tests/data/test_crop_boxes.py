@@ -283,6 +283,17 @@ def test_box_depends_on_size_and_identity_only(identities, crop):
         np.testing.assert_array_equal(np.concatenate(list(batches.as_numpy_iterator())), boxes)
 
 
+@pytest.mark.parametrize("fraction", [0.875, 0.5, 0.301, 1.0])
+@pytest.mark.parametrize("shape", [(375, 500), (500, 375), (1, 1), (7, 5), (480, 481), (2, 999)])
+def test_proportional_crops_are_those_of_central_crop(shape, fraction):
+    config = Config(eval_crop="proportional", eval_crop_fraction=fraction)
+    ((top, left, height, width),) = evaluation_crop_boxes(tf.constant([shape]), config).numpy()
+    rows, columns = np.meshgrid(*map(np.arange, shape), indexing="ij")
+    places = tf.image.central_crop(np.stack([rows, columns], axis=-1), fraction).numpy()
+    assert places.shape == (height, width, 2)
+    assert tuple(places[0, 0]) == (top, left)
+
+
 def test_boxes_of_a_batch_equal_those_of_each_image():
     sizes = [[8, 8], [61, 40], [3, 200]]
     boxes = evaluation_crop_boxes(tf.constant(sizes), Config()).numpy()

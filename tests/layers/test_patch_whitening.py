@@ -251,6 +251,22 @@ def test_options_are_kept():
     assert {key: getattr(again, key) for key in AIRBENCH} == AIRBENCH
 
 
+def test_the_initializer_of_the_bias_is_kept():
+    initializer = keras.initializers.RandomUniform(-0.25, 0.25, seed=1)
+    layer = PatchWhitening(use_bias=True, bias_initializer=initializer)
+    again = keras.layers.deserialize(keras.layers.serialize(layer))
+    for each in (layer, again):
+        each.build([None, 8, 8, 3])
+    np.testing.assert_array_equal(again.bias, layer.bias)
+    assert 0.15 < np.abs(layer.bias).max() <= 0.25
+    # Of an earlier version, which saved none.
+    config = layer.get_config()
+    del config["bias_initializer"]
+    old = PatchWhitening.from_config(config)
+    old.build([None, 8, 8, 3])
+    assert not old.bias.numpy().any()
+
+
 def test_weights_are_named_after_the_layer():
     layer = PatchWhitening(use_bias=True, name="whitening")
     layer.adapt(smooth())

@@ -162,6 +162,45 @@ def test_gamma_is_zero_in_the_last_norm_of_a_block_only(make, last, zero_gamma):
         assert (norm.gamma.numpy() == (0 if zero_gamma and is_last else 1)).all(), norm.name
 
 
+@pytest.mark.parametrize(
+    ("conv_init", "fan", "scale", "truncated"),
+    [
+        ("he_fan_in", "in", 2, False),
+        ("he_normal", "in", 2, True),
+        ("lecun_normal", "in", 1, True),
+    ],
+)
+def test_initial_convolutions(conv_init, fan, scale, truncated):
+    model = cifar_resnet(14, conv_init=conv_init)
+    kernels = [layer.kernel.numpy() for layer in layers_of(model, keras.layers.Conv2D)]
+    assert len({kernel.flat[0] for kernel in kernels}) == len(kernels) == 13
+    for kernel in kernels:
+        height, width, *channels = kernel.shape
+        deviation = (scale / (height * width * channels[("in", "out").index(fan)])) ** 0.5
+        assert kernel.std() == pytest.approx(deviation, rel=0.1)
+    # Of a normal distribution truncated at twice its deviation, that is .8796 of the untruncated.
+    largest = [np.abs(kernel).max() / kernel.std() for kernel in kernels if kernel.size > 2000]
+    assert (max(largest) < 2 / 0.8796 * 1.05) == truncated == (min(largest) < 3)
+
+
+def test_same_padding_is_that_of_keras():
+    """In MLPerf's TF2 reference, all but the stem's convolution."""
+    symmetric, same = (
+        resnet(18, 10, (None, None, 3), width=8, padding=padding)
+        for padding in ("symmetric", "same")
+    )
+    same.set_weights(symmetric.get_weights())
+    names = {layer.name for layer in symmetric.layers} - {layer.name for layer in same.layers}
+    strided = [f"stage{stage}_block1_conv1_pad" for stage in (2, 3, 4)]
+    assert names == {"stem_pool_pad", *strided}
+    for name in ("stem_pool", *(name.removesuffix("_pad") for name in strided)):
+        assert same.get_layer(name).padding == "same"
+    # Images of an odd size, at each stride, are padded equally on all sides.
+    odd, even = (tf.random.stateless_normal([2, size, size, 3], (0, size)) for size in (65, 64))
+    np.testing.assert_allclose(same(odd), symmetric(odd), rtol=1e-5, atol=1e-6)
+    assert np.abs(same(even) - symmetric(even)).max() > 1e-3
+
+
 @pytest.mark.parametrize("zero_gamma", [False, True])
 def test_uniform_gamma(zero_gamma):
     """Of 688 channels, other ones in each layer."""
@@ -396,6 +435,8 @@ def test_training_updates_the_moving_averages_by_the_momentum():
         (lambda: resnet(50, stem="cifar"), "no stem 'cifar'.*'small'"),
         (lambda: resnet(50, blur_pool="pools"), "no blur_pool 'pools'.*'convolutions_and_pools'"),
         (lambda: cifar_resnet(20, gamma_init="normal"), "no gamma_init 'normal'.*'uniform'"),
+        (lambda: cifar_resnet(20, conv_init="he"), "no conv_init 'he'.*'he_normal'"),
+        (lambda: resnet(50, padding="valid"), "no padding 'valid'.*'same'"),
         (lambda: resnet(18, width=-8), "resnet18: width=-8 is negative"),
         (lambda: resnet(34, stride_on_1x1=True), r"depth 34 .*\(50, 101, 152\)"),
     ],

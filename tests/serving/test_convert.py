@@ -87,6 +87,7 @@ def test_description(files, config, kind):
         "preparation": {
             "size": 16,
             "crop_fraction": 0.875,
+            "crop": "square",
             "resize_method": "bilinear",
             "antialias": False,
         },

@@ -30,6 +30,7 @@ def both(data, **options):
         eval_crop_fraction=options["crop_fraction"],
         resize_method=options["resize_method"],
         antialias=options.get("antialias", False),
+        eval_crop=options.get("crop", "square"),
     )
     found, expected = prepare_image(data, **options), evaluation_image(data, config).numpy()
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
@@ -38,12 +39,14 @@ def both(data, **options):
 
 @pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize("resize_method", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("crop", ["square", "proportional"])
 @pytest.mark.parametrize("crop_fraction", [0.875, 1.0, 0.301])
 @pytest.mark.parametrize(("width", "height"), [(80, 61), (45, 200), (32, 32), (7, 5), (1, 1)])
-def test_pixels(width, height, crop_fraction, resize_method, antialias):
+def test_pixels(width, height, crop_fraction, crop, resize_method, antialias):
     data = encoded(width, height)
     options = {
         "crop_fraction": crop_fraction,
+        "crop": crop,
         "resize_method": resize_method,
         "antialias": antialias,
     }
