@@ -16,7 +16,7 @@ export PYTHON=${PYTHON:-$tools/../.venv/bin/python}
 for name in "${names[@]}"; do
   case $name in
     # What its reader imports; it does not use Model Garden's other requirements.
-    model_garden) packages=(gin-config tensorflow-datasets) ;;
+    model_garden) packages=(gin-config pyyaml tensorflow-datasets) ;;
     pytorch) packages=(torch torchvision) ;;
     simplejpeg) packages=(simplejpeg) ;;
     *) echo "unknown pipeline $name: must be model_garden, pytorch or simplejpeg" >&2; exit 1 ;;

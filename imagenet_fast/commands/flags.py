@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import re
 import textwrap
@@ -28,6 +29,11 @@ from imagenet_fast.config import (
 )
 
 _HELP_WIDTH = 96
+# Absl's message for a value that int or float refuses.
+_NO_NUMBER = re.compile(
+    r"--(?P<name>\w+)=(?P<value>.*): "
+    r"(?:invalid literal for (?P<int>int)|could not convert string to (?P<float>float))"
+)
 
 
 class CommandFlags:
@@ -121,13 +127,21 @@ class CommandFlags:
         except (flags.Error, ValueError) as error:
             # A value that Config refuses; otherwise absl's message, as for --noxla=true.
             reason = error.__context__ if isinstance(error.__context__, UserError) else error
-            raise UserError(str(reason).removeprefix("flag ")) from None
+            raise UserError(self._explained(str(reason).removeprefix("flag "))) from None
         if rest and not positional:
             raise UserError(f"unexpected argument {rest[0]!r}: options are written --name=value")
         for name in self.own_names():
             if isinstance(self[name], float) and not math.isfinite(self[name]):
                 raise UserError(f"{name} is {self[name]}, but must be a finite number")
         return rest
+
+    def _explained(self, reason: str) -> str:
+        """Replaces Python's words for a value that is no number, in absl's message."""
+        found = _NO_NUMBER.match(reason)
+        if not found:
+            return reason
+        name, kind = found["name"], "a whole number" if found["int"] else "a number"
+        return f"{name} is {found['value']!r}, but must be {kind}: {self._flags[name].help}"
 
     def _hint(self, name: str, argument: str) -> str:
         """Returns a hint at the flags that an unknown flag, given as ``argument``, may mean."""
@@ -138,7 +152,10 @@ class CommandFlags:
             value = argument.partition("=")[2]
             if value.isdecimal():  # The user's number of epochs or steps.
                 other = re.sub(r"'\d+ ", f"'{value} ", other)
-            return f"; did you mean --{other}?"
+            # Of --accelerators, --chips if it is a number, and --accelerator if not.
+            similar = difflib.get_close_matches(spelled, self._flags, n=1, cutoff=0.9)
+            meant = dict.fromkeys([other, *similar])
+            return f"; did you mean {' or '.join(f'--{each}' for each in meant)}?"
         return nearest(name, list(self._flags), "--{}".format)
 
     def _with_new_name(self, argument: str) -> str:

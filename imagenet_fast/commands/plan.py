@@ -56,7 +56,12 @@ _RUN_OPTIONS = (
 def _run(arguments: list[str]) -> None:
     flags = CommandFlags("plan", option_names(), _RUN_OPTIONS, about=_about())
     flags.define("accelerator", "", f"type of chip: {', '.join(ACCELERATORS)}")
-    flags.define("chips", 1, "number of chips")
+    flags.define(
+        "chips",
+        1,
+        "number of chips of the type that accelerator names",
+        other_names=("accelerators", "num_accelerators", "devices", "num_devices"),
+    )
     flags.define("network_gbits", 100.0, "network bandwidth of each GPU host, in Gbit/s")
     flags.define("host_images", 0.0, "images/s of a host's input pipeline; 0: no limit")
     flags.define("jitter", 0.0, "standard deviation of a device's step time, as a fraction of it")

@@ -395,3 +395,24 @@ def test_runs_beside_each_other(capsys, tmp_path):
 def test_mistakes_in_a_run(capsys, arguments, message):
     assert run(["plan", *RUN, "--accelerator=tpu-v3", *arguments]) != 0
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--chips=mi300x", "chips is 'mi300x', but must be a whole number: number of chips of the"),
+        (
+            "--network_gbits=fast",
+            "network_gbits is 'fast', but must be a number: network bandwidth",
+        ),
+        (
+            "--accelerators=8",
+            "there is no flag --accelerators; did you mean --chips or --accelerator",
+        ),
+        ("--num_devices=8", "there is no flag --num_devices; did you mean --chips?"),
+        ("--accelerator=mi300x", "accelerator='mi300x' does not exist; choose from p100, v100,"),
+    ],
+)
+def test_hardware_that_is_none(capsys, flag, message):
+    assert run(["plan", *RECIPE, flag]) == 2
+    assert message in capsys.readouterr().err
