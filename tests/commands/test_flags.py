@@ -117,7 +117,7 @@ def test_two_commands_do_not_share_flags():
         (["--xla=maybe"], "xla is 'maybe', but must be true or false"),
         (["--gloss=yes"], "gloss is 'yes', but must be true or false"),
         (["--noxla=true"], "--noxla=true does not take an argument"),
-        (["--coats=two"], "--coats=two"),
+        (["--coats=two"], "coats is 'two', but must be a whole number"),
         (["--gap=nan"], "gap is nan, but must be a finite number"),
         (["--gap=inf"], "gap is inf, but must be a finite number"),
         (["--batch_size"], "batch_size"),

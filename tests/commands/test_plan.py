@@ -111,7 +111,7 @@ def test_knots(plan):
     [
         (
             32768,
-            "learning rate 31.2, warmup 25 epochs, momentum 0.9, weight decay 0.0001: from mlperf",
+            "learning rate 31.2, warmup 25 epochs, momentum 0.9, weight decay 0.0002: from mlperf",
         ),
         (23170, "interpolated from mlperf's at 16384 and 32768"),
     ],
