@@ -68,7 +68,7 @@ flagfile_path() {
   recipe=imagenet_fast/flags/${recipe%.flags}.flags
   if [ -f "$root/$1" ] && [[ $1 != flags/* || ! -L $root/flags ]]; then
     printf '%s' "$1"
-  elif [ -f "$root/$recipe" ]; then
+  elif [[ ${1#flags/} != */* ]] && [ -f "$root/$recipe" ]; then
     printf '%s' "$recipe"
   fi
 }

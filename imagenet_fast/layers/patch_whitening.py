@@ -13,6 +13,8 @@ from imagenet_fast.distribute.one_call import assign_everywhere
 
 # Elements of patches in memory at a time: 32 MiB as float64.
 _CHUNK = 2**22
+# Of a filter's outputs. Rounding errors of float32 have less, details of photographs more.
+_LEAST_VARIANCE = 1e-4
 
 
 @keras.saving.register_keras_serializable("imagenet_fast")
@@ -88,6 +90,10 @@ class PatchWhitening(keras.layers.Layer):
     def adapt(self, images: np.ndarray | tf.Tensor) -> None:
         """Sets the filters that whiten the patches of ``images``, in cross-replica context.
 
+        The biases of filters whose outputs do not vary, as those of differences of colours in grey
+        images, become 0. With another bias such an output is a constant other than 0, to which a
+        batch norm with a tiny epsilon, as airbench's, gives huge gradients, of rounding errors.
+
         Args:
           images: float [count, height, width, channels], normalized like the layer's inputs.
 
@@ -103,8 +109,12 @@ class PatchWhitening(keras.layers.Layer):
                 f"{self.name} takes images of {self.kernel.shape[2]} channels, "
                 f"but got images of {images.shape[-1]} to adapt to"
             )
-        kernel = self._kernel_of(whitening_filters(covariance, self.epsilon))
-        assign_everywhere([self.kernel], [kernel])
+        filters = whitening_filters(covariance, self.epsilon)
+        assign_everywhere([self.kernel], [self._kernel_of(filters)])
+        if self.bias is not None:
+            varies = np.einsum("if,ij,jf->f", filters, covariance, filters) > _LEAST_VARIANCE
+            varies = np.concatenate([varies] * (2 if self.negatives else 1))
+            assign_everywhere([self.bias], [np.where(varies, self.bias.numpy(), 0)])
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Convolves a batch with the filters."""

@@ -10,7 +10,7 @@ The layers with weights are those of torchgpipe's AmoebaNet-D, whose parameter c
 paper's. All else is as in Google's code for AmoebaNet (github.com/tensorflow/tpu,
 models/official/amoeba_net), where torchgpipe differs: padding is ``"same"``, ``max3x3`` is a
 max pool, which torchgpipe replaces with an average, and there is no ReLU of the images, but one
-before the global average pool.
+before the global average pool. Google's first convolution is not padded; ours is.
 
 Of the AmoebaNet-B of GPipe's section 4, only (18, 512) and 557 million parameters are published.
 This one, with the cells in Google's code and D's stem and classifier, has 560.1 million; the
@@ -18,8 +18,7 @@ cause of the difference is unknown. Google's code names a dilation of 2 in an op
 reduction cell, but does not apply it; this code does.
 
 Each convolution has no bias, is preceded by a ReLU and followed by a batch norm. Initial weights
-are truncated normal with a variance of 2 / fan-out, as in Google's code; the classifier's are
-N(0, 0.01^2), as in the ResNets.
+are truncated normal with a variance of 2 / fan-out, also of the dense layer, as in Google's code.
 """
 
 from __future__ import annotations
@@ -355,7 +354,7 @@ class AmoebaClassifier(keras.layers.Layer):
         self.pool = keras.layers.GlobalAveragePooling2D(name="global_pool", dtype=self.dtype_policy)
         self.logits = keras.layers.Dense(
             num_classes,
-            kernel_initializer=keras.initializers.RandomNormal(stddev=0.01),
+            kernel_initializer=_he_normal(),
             # 16-bit logits would make losses and probabilities too coarse.
             dtype="float32",
             name="logits",

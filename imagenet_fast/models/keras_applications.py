@@ -97,6 +97,11 @@ def _check_variant(model: keras.Model) -> None:
             f"{model.name} has its strides on the 3x3 convolutions and Keras applications on the "
             "1x1; build it with stride_on_1x1=True"
         )
+    if "stem_pool_pad" not in layers:
+        raise UserError(
+            f"{model.name} pads its pool at the bottom and right and Keras applications on all "
+            'sides; build it with padding="symmetric"'
+        )
     epsilon = layers["stem_bn"].epsilon
     if not np.isclose(epsilon, _EPSILON, rtol=1e-6, atol=0):
         raise UserError(

@@ -193,11 +193,11 @@ class ModelOptions(SharedOptions):
     )
     padding: str = option(
         "symmetric",
-        "padding of 3x3 convolutions and pools of stride 2 in resnet18 to resnet152; symmetric: "
-        "equal on all sides; same: as Keras' padding=same, of even sizes only at the bottom and "
-        "right",
+        "padding of 3x3 convolutions of stride 2 and the stem's pool in resnet18 to resnet152; "
+        "symmetric: equal on all sides; same: as Keras' padding=same, of even sizes only at the "
+        "bottom and right; same_pool: so for the pool, symmetric for convolutions",
         group="model",
-        choices=("symmetric", "same"),
+        choices=("symmetric", "same_pool", "same"),
         beside=_IMAGENET_RESNETS,
     )
     zero_gamma: bool = option(

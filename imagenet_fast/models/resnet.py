@@ -40,7 +40,7 @@ _CHOICES = {
     "stem": ("imagenet", "small"),
     "blur_pool": ("none", "convolutions", "convolutions_and_pools"),
     "gamma_init": ("ones", "uniform"),
-    "padding": ("symmetric", "same"),
+    "padding": ("symmetric", "same_pool", "same"),
     "conv_init": ("he_fan_out", "he_fan_in", "he_normal", "lecun_normal"),
 }
 # Arguments of VarianceScaling by conv_init.
@@ -86,9 +86,10 @@ def resnet(
             ``"none"``; ``"convolutions"``, before the blocks' convolutions of stride 2, projections
             included, as in ffcv-imagenet; or ``"convolutions_and_pools"``, in the stem's pool, too,
             as in composer. The first convolution, of the images, is never blurred.
-        padding: of 3x3 convolutions and pools of stride 2: ``"symmetric"``, one row and column on
-            each side; or ``"same"``, as Keras' padding of this name: of even-sized images only at
-            the bottom and right, as in MLPerf's TF2 reference.
+        padding: of 3x3 convolutions and the pool of stride 2: ``"symmetric"``, one row and column
+            on each side; ``"same"``, as Keras' padding of this name: of even-sized images only at
+            the bottom and right, as in MLPerf's TF2 reference; or ``"same_pool"``, so for the pool
+            only, as in Google's code for TPUs.
         conv_init: initial weights of convolutions: ``"he_fan_out"``, N(0, 2 / fan-out), as in
             fb.resnet.torch and torchvision; ``"he_fan_in"``, N(0, 2 / fan-in), as in MXNet and
             composer; ``"he_normal"`` and ``"lecun_normal"``, Keras' initializers of these names,
@@ -126,7 +127,11 @@ def resnet(
         )
     norm = _norm(gamma_init, norm_options)
     stem_conv = functools.partial(_conv, init=conv_init)
-    conv = functools.partial(stem_conv, padding=padding, blur=blur_pool != "none")
+    conv = functools.partial(
+        stem_conv,
+        padding="same" if padding == "same" else "symmetric",
+        blur=blur_pool != "none",
+    )
     first = width or _PUBLISHED_WIDTH
 
     images = keras.Input(input_shape, name="images")
@@ -135,7 +140,7 @@ def resnet(
         if padding == "symmetric":
             # Zeros are as good as -inf for the pool's padding: ReLU's outputs are not below them.
             x = keras.layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
-        pool_padding = "same" if padding == "same" else "valid"
+        pool_padding = "valid" if padding == "symmetric" else "same"
         if blur_pool == "convolutions_and_pools":
             x = keras.layers.MaxPooling2D(3, 1, pool_padding, name="stem_pool")(x)
             x = BlurPool(2, name="stem_pool_blur")(x)

@@ -47,8 +47,10 @@ def prepare_image(
       uint8 [size, size, 3].
 
     Raises:
-      UserError: if Pillow cannot read the image.
+      UserError: if Pillow cannot read the image, or there is no such crop.
     """
+    if crop not in ("square", "proportional"):
+        raise UserError(f"there is no crop {crop!r}: it is square or proportional")
     try:
         image = to_grey_or_rgb(Image.open(io.BytesIO(encoded))).convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:

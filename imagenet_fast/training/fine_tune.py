@@ -30,7 +30,7 @@ Weights = Mapping[str, Mapping[str, np.ndarray]]
 _KERAS_MEAN = (123.68, 116.779, 103.939)
 # Options of networks that change neither the number nor the shapes of weights.
 _UNSEEN_IN_WEIGHTS = (
-    *("blur_pool", "stride_on_1x1", "pool_order", "activation", "celu_alpha"),
+    *("blur_pool", "padding", "stride_on_1x1", "pool_order", "activation", "celu_alpha"),
     *("group_activation", "logits_scale"),
 )
 _SOURCES = (

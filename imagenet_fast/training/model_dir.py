@@ -131,8 +131,8 @@ def check_model_dir(config: Config, labels: Sequence[str]) -> None:
         _check_model_is_given(config, earlier)
         raise UserError(
             f"{directory} holds a run with other options "
-            f"({_differences(names, earlier, config)}); choose another --model_dir, or remove that "
-            "one"
+            f"({_differences(names, earlier, config)}); give its options to resume it, or choose "
+            "another --model_dir"
         )
     check_labels(config, labels)
 

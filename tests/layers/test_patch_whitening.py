@@ -267,6 +267,25 @@ def test_the_initializer_of_the_bias_is_kept():
     assert not old.bias.numpy().any()
 
 
+def test_biases_of_filters_without_outputs_become_0():
+    """On grey images, whose colours differ by rounding errors only: seven of twelve."""
+    initializer = keras.initializers.RandomUniform(0.1, 0.2, seed=1)
+    colours = noise((50, 8, 8, 3)).astype(np.float32)
+    grey = np.repeat(colours[..., :1], 3, axis=-1)
+    normalized = (grey - [0.1, 0.2, 0.3]) / [
+        0.5,
+        0.6,
+        0.7,
+    ]  # as by each channel's mean and deviation
+    for images, constant in ((colours, 0), (normalized.astype(np.float32), 7)):
+        layer = PatchWhitening(**AIRBENCH, bias_initializer=initializer)
+        layer.adapt(images)
+        assert np.count_nonzero(layer.bias) == 2 * (12 - constant)
+        assert not layer.bias.numpy().reshape(2, 12)[:, 12 - constant :].any()
+        outputs = layer(images) - layer.bias
+        assert (np.std(outputs, axis=(0, 1, 2)) < 1e-3).sum() == 2 * constant
+
+
 def test_weights_are_named_after_the_layer():
     layer = PatchWhitening(use_bias=True, name="whitening")
     layer.adapt(smooth())

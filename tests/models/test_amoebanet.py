@@ -268,7 +268,8 @@ def test_initial_weights_are_googles():
 
     classifier = AmoebaClassifier(100)
     classifier((images(1, 4, 4, 64), images(1, 8, 8, 16)))
-    assert abs(classifier.logits.kernel.numpy().std() / 0.01 - 1) < 0.05
+    # The same rule; its output channels are the classes.
+    assert abs(classifier.logits.kernel.numpy().std() / math.sqrt(2 / 100) - 1) < 0.05
     assert not classifier.logits.bias.numpy().any()
 
 

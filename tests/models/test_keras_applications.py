@@ -200,6 +200,7 @@ def test_other_depth(source, deeper, our_deeper, model):
     [
         (lambda: ours(stride_on_1x1=False), "stride_on_1x1=True"),
         (lambda: ours(blur_pool="convolutions"), 'blur_pool="none"'),
+        (lambda: ours(padding="same_pool"), 'padding="symmetric"'),
         (lambda: ours(batch_norm_epsilon=1e-5), "batch_norm_epsilon=1e-05 .*1.001e-05$"),
         (lambda: ours(stem="small"), r"stem_conv/kernel is \(3, 3, 3, 64\), not \(7, 7, 3, 64\)"),
         (lambda: resnet(18, CLASSES, SHAPE), r"no weights for resnet18.*resnet\(152\)"),

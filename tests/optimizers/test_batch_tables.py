@@ -151,3 +151,14 @@ def test_another_batch_takes_its_own_values():
 def test_no_such_table():
     with pytest.raises(UserError, match="batch_table='google' does not exist"):
         Config(batch_size=32768, batch_table="google")
+
+
+def test_a_run_made_with_another_table_keeps_its_values():
+    """A table may change between versions: that of mlperf had half the weight decay at 32768."""
+    config = Config(batch_size=32768, batch_table="mlperf", optimizer="lars")
+    values = json.loads(config.to_json())
+    assert Config.from_json(json.dumps(values)) == config
+    values["weight_decay"] = 1e-4
+    old = Config.from_json(json.dumps(values))
+    assert (old.weight_decay, old.learning_rate) == (1e-4, config.learning_rate)
+    assert set(config.differences(old)) == {"batch_table", "weight_decay"}

@@ -110,6 +110,7 @@ ROWS = [
         for what, original, place in (
             ("initial convolutions", ("fan_in", 1.0, True), "tpu resnet_model.py:409"),
             ("padding of a stride", (1, 0), "tpu resnet_model.py:404"),
+            ("padding of the stem's pool", (0, 1), "tpu resnet_model.py:753"),
             ("batch norm", (0.9, 1e-5), "tpu resnet_model.py:37-38"),
             ("black and white", (-2.117904, 2.2489083), "tpu resnet_main.py:235-236"),
             ("evaluation's crop of 500 x 375", (328, 328), "tpu resnet_preprocessing.py:119"),
@@ -196,6 +197,7 @@ ROWS = [
     # drop_connect_keep_prob is 1.
     Row("gpipe_amoebanet", "random layers", [], "amoeba amoeba_net.py:140"),
     Row("gpipe_amoebanet", "initial convolutions", ("fan_out", 2.0, True), "amoeba model_builder.py:264"),
+    Row("gpipe_amoebanet", "initial last layer", ("fan_out", 2.0, True), "amoeba model_builder.py:264-268"),
     Row("gpipe_amoebanet", "label smoothing", 0.1, "amoeba amoeba_net_model.py:95"),
     Row("gpipe_amoebanet", "average of the weights", (0.9999, 1), "amoeba amoeba_net.py:163"),
     Row("gpipe_amoebanet", "precision", "bfloat16", "amoeba amoeba_net.py:190"),
@@ -408,11 +410,11 @@ def decay(config: Config, place: int) -> float:
     return fraction / (1 + momentum) if nesterov else fraction
 
 
-def initial_convolutions(config: Config) -> tuple[str, float, bool]:
-    """The rule of the convolutions' initial weights: fan, scale, and whether truncated."""
-    kernels = [layer.kernel.numpy() for layer in layers_of(config, keras.layers.Conv2D)]
-    kernels = [kernel for kernel in kernels if kernel.size > 2000]
-    assert len(kernels) >= 5
+def initial_weights(config: Config, kind: type) -> tuple[str, float, bool]:
+    """The rule of layers' initial weights: fan, scale, and whether truncated."""
+    kernels = [layer.kernel.numpy() for layer in layers_of(config, kind)]
+    kernels = [kernel.reshape((1,) * (4 - kernel.ndim) + kernel.shape) for kernel in kernels]
+    kernels = [kernel for kernel in kernels if kernel.size > 1000]
 
     def error(rule: tuple[str, float]) -> float:
         fans = {"fan_in": 2, "fan_out": 3}
@@ -451,11 +453,11 @@ def padding_of_the_pool(config: Config) -> tuple[int, int]:
     part = keras.Model(before, network(config).get_layer("stem_pool").output)
     height = before.shape[1]
     rows = tf.reshape(tf.range(1.0, height + 1), [1, height, 1, 1])
-    ascending = part(tf.broadcast_to(rows, [1, *before.shape[1:]])).numpy()[0, :, 2, 0]
-    descending = part(tf.broadcast_to(height + 1 - rows, [1, *before.shape[1:]])).numpy()[
-        0, :, 2, 0
-    ]
-    return round(3 - ascending[0]), round(3 - descending[-1])
+    ascending, descending = (
+        tf.cast(part(tf.broadcast_to(values, [1, *before.shape[1:]])), tf.float32)[0, :, 2, 0]
+        for values in (rows, height + 1 - rows)
+    )
+    return round(3 - float(ascending[0])), round(3 - float(descending[-1]))
 
 
 def of_batch_norms(config: Config, *names: str) -> tuple[Any, ...]:
@@ -608,7 +610,8 @@ PROBES = {
     "average of the weights": average_of_the_weights,
     "precision": lambda c: layers_of(c, keras.layers.Conv2D)[0].compute_dtype,
     "precision of the weights": lambda c: layers_of(c, keras.layers.Conv2D)[0].kernel.dtype.name,
-    "initial convolutions": initial_convolutions,
+    "initial convolutions": lambda config: initial_weights(config, keras.layers.Conv2D),
+    "initial last layer": lambda config: initial_weights(config, keras.layers.Dense),
     "initial biases of the whitening": whitening_biases,
     "padding of a stride": padding_of_a_stride,
     "padding of the stem's pool": padding_of_the_pool,

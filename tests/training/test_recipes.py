@@ -473,7 +473,6 @@ PROCESSES = "On a TPU slice of several hosts: one process, on host 0"
 def test_one_statement_of_how_many_processes_a_tpu_slice_needs():
     texts = {path.name: path.read_text().split("\n\n")[0] for path in PATHS}
     of_slices = [name for name, text in texts.items() if "TPU v3 cores" in text]
-    of_slices.append("mlperf_64k.flags")
     assert len(of_slices) == 6
     pages = [ROOT / "README.md", ROOT / "gcp" / "README.md"]
     texts |= {str(page.relative_to(ROOT)): page.read_text() for page in pages}
