@@ -115,7 +115,7 @@ def differences(monkeypatch, steps):
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (steps, IMAGES, SIZE, SIZE, 3), dtype=np.uint8)
     labels = rng.integers(0, 10, (steps, IMAGES))
-    mean, std = np.array([125.31, 122.95, 113.87]), np.array([62.99, 62.09, 66.70])
+    mean, std = 255 * np.array([0.4914, 0.4822, 0.4465]), 255 * np.array([0.247, 0.2435, 0.2616])
 
     source, variables = Source(), Variables(network_of(model))
     start = dict(variables)

@@ -45,7 +45,7 @@ ALSO_FITTED = {
     "airbench96": {"proxy_width", "whitening_images"},
     "speedrun": {"bias_rate_factor", "muon_head_rate_factor"},
     "ffcv": SMALL,
-    "mosaic": {*SMALL, "model", "weight_decay", "ema_decay", "ema_every"},
+    "mosaic": {*SMALL, "model", "conv_init", "weight_decay", "ema_decay", "ema_every"},
 }
 SCHEDULED = {"duration", "warmup", "knots_at", "size_ramp_at", "whitening_bias_until"}
 # 60 seconds an epoch, and 15 in images of 12 pixels.
