@@ -139,7 +139,7 @@ def test_three_steps(monkeypatch):
 
 
 @pytest.mark.long
-def test_twenty_steps(monkeypatch):
-    """Rounding errors have grown to about 2% of the changes."""
-    for name, difference, change in differences(monkeypatch, 20):
-        assert difference < 0.1 * change, name
+def test_twelve_steps(monkeypatch):
+    """Rounding errors have grown to 3e-4 of the changes; later another pixel wins a max pool."""
+    for name, difference, change in differences(monkeypatch, 12):
+        assert difference < 0.005 * change, name
