@@ -90,9 +90,9 @@ class PatchWhitening(keras.layers.Layer):
     def adapt(self, images: np.ndarray | tf.Tensor) -> None:
         """Sets the filters that whiten the patches of ``images``, in cross-replica context.
 
-        With ``use_bias``, filters whose outputs do not vary become 0, as those of differences of
-        colours in grey images, and their outputs 0, without bias: another constant, or rounding
-        errors, would get huge gradients from a batch norm with a tiny epsilon, as airbench's.
+        The biases of filters whose outputs do not vary, as those of differences of colours in grey
+        images, become 0. With another bias such an output is a constant other than 0, to which a
+        batch norm with a tiny epsilon, as airbench's, gives huge gradients, of rounding errors.
 
         Args:
           images: float [count, height, width, channels], normalized like the layer's inputs.
@@ -110,18 +110,16 @@ class PatchWhitening(keras.layers.Layer):
                 f"but got images of {images.shape[-1]} to adapt to"
             )
         filters = whitening_filters(covariance, self.epsilon)
-        if self.use_bias:
-            filters *= np.einsum("if,ij,jf->f", filters, covariance, filters) > _LEAST_VARIANCE
         assign_everywhere([self.kernel], [self._kernel_of(filters)])
+        if self.bias is not None:
+            varies = np.einsum("if,ij,jf->f", filters, covariance, filters) > _LEAST_VARIANCE
+            varies = np.concatenate([varies] * (2 if self.negatives else 1))
+            assign_everywhere([self.bias], [np.where(varies, self.bias.numpy(), 0)])
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Convolves a batch with the filters."""
         outputs = tf.nn.conv2d(inputs, self.kernel, strides=1, padding=self.padding.upper())
-        if self.bias is None:
-            return outputs
-        used = tf.reduce_any(self.kernel != 0, axis=[0, 1, 2])
-        bias = tf.cast(self.bias, outputs.dtype)
-        return tf.nn.bias_add(outputs, tf.where(used, bias, tf.zeros_like(bias)))
+        return outputs if self.bias is None else tf.nn.bias_add(outputs, self.bias)
 
     def get_build_config(self) -> None:
         """Defers building to the first call, which names the weights after the layer."""
