@@ -13,8 +13,8 @@ from imagenet_fast.distribute.one_call import assign_everywhere
 
 # Elements of patches in memory at a time: 32 MiB as float64.
 _CHUNK = 2**22
-# Of a filter's outputs. Rounding errors of float32 have less, details of photographs more.
-_LEAST_VARIANCE = 1e-4
+# Of a filter's outputs. Rounding to whole pixel values alone gives filters of photographs more.
+_LEAST_VARIANCE = 1e-2
 
 
 @keras.saving.register_keras_serializable("imagenet_fast")
@@ -91,8 +91,8 @@ class PatchWhitening(keras.layers.Layer):
         """Sets the filters that whiten the patches of ``images``, in cross-replica context.
 
         The biases of filters whose outputs do not vary, as those of differences of colours in grey
-        images, become 0. With another bias such an output is a constant other than 0, to which a
-        batch norm with a tiny epsilon, as airbench's, gives huge gradients, of rounding errors.
+        images, become 0 and are not trained. Their outputs are rounding errors, which a batch norm
+        with a tiny epsilon, as airbench's, enlarges together with the biases' gradients.
 
         Args:
           images: float [count, height, width, channels], normalized like the layer's inputs.
@@ -109,17 +109,20 @@ class PatchWhitening(keras.layers.Layer):
                 f"{self.name} takes images of {self.kernel.shape[2]} channels, "
                 f"but got images of {images.shape[-1]} to adapt to"
             )
-        filters = whitening_filters(covariance, self.epsilon)
-        assign_everywhere([self.kernel], [self._kernel_of(filters)])
+        kernel = self._kernel_of(whitening_filters(covariance, self.epsilon))
+        assign_everywhere([self.kernel], [kernel])
         if self.bias is not None:
-            varies = np.einsum("if,ij,jf->f", filters, covariance, filters) > _LEAST_VARIANCE
-            varies = np.concatenate([varies] * (2 if self.negatives else 1))
-            assign_everywhere([self.bias], [np.where(varies, self.bias.numpy(), 0)])
+            bias = np.where(self._outputs_vary(kernel), self.bias.numpy(), 0)
+            assign_everywhere([self.bias], [bias])
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Convolves a batch with the filters."""
         outputs = tf.nn.conv2d(inputs, self.kernel, strides=1, padding=self.padding.upper())
-        return outputs if self.bias is None else tf.nn.bias_add(outputs, self.bias)
+        if self.bias is None:
+            return outputs
+        trained = tf.cast(self._outputs_vary(self.kernel), outputs.dtype)
+        bias = tf.cast(self.bias, outputs.dtype)
+        return tf.nn.bias_add(outputs, trained * bias + tf.stop_gradient((1 - trained) * bias))
 
     def get_build_config(self) -> None:
         """Defers building to the first call, which names the weights after the layer."""
@@ -135,6 +138,15 @@ class PatchWhitening(keras.layers.Layer):
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),
             "epsilon": self.epsilon,
         }
+
+    def _outputs_vary(self, kernel: np.ndarray | tf.Tensor) -> tf.Tensor:
+        """Returns for each filter, [filters], whether its outputs vary more than rounding errors.
+
+        A filter's squared length is 1 / (eigenvalue + epsilon), and the variance of its outputs is
+        eigenvalue / (eigenvalue + epsilon).
+        """
+        squares = tf.reduce_sum(tf.cast(kernel, "float32") ** 2, axis=[0, 1, 2])
+        return self.epsilon * squares < 1 - _LEAST_VARIANCE
 
     def _kernel_of(self, filters: np.ndarray) -> np.ndarray:
         """Returns the convolution's kernel; each column of ``filters`` is one filter."""

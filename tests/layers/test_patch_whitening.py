@@ -267,23 +267,30 @@ def test_the_initializer_of_the_bias_is_kept():
     assert not old.bias.numpy().any()
 
 
-def test_biases_of_filters_without_outputs_become_0():
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
+def test_biases_of_filters_without_outputs_are_0_and_not_trained(policy):
     """On grey images, whose colours differ by rounding errors only: seven of twelve."""
     initializer = keras.initializers.RandomUniform(0.1, 0.2, seed=1)
     colours = noise((50, 8, 8, 3)).astype(np.float32)
     grey = np.repeat(colours[..., :1], 3, axis=-1)
-    normalized = (grey - [0.1, 0.2, 0.3]) / [
-        0.5,
-        0.6,
-        0.7,
-    ]  # as by each channel's mean and deviation
+    # As by each channel's mean and deviation.
+    normalized = (grey - [0.1, 0.2, 0.3]) / [0.5, 0.6, 0.7]
     for images, constant in ((colours, 0), (normalized.astype(np.float32), 7)):
-        layer = PatchWhitening(**AIRBENCH, bias_initializer=initializer)
+        layer = PatchWhitening(**AIRBENCH, bias_initializer=initializer, dtype=policy)
         layer.adapt(images)
         assert np.count_nonzero(layer.bias) == 2 * (12 - constant)
         assert not layer.bias.numpy().reshape(2, 12)[:, 12 - constant :].any()
-        outputs = layer(images) - layer.bias
-        assert (np.std(outputs, axis=(0, 1, 2)) < 1e-3).sum() == 2 * constant
+        with tf.GradientTape() as tape:
+            outputs = layer(images)
+        gradient = tape.gradient(outputs, layer.bias).numpy()
+        np.testing.assert_array_equal(gradient != 0, layer.bias.numpy() != 0)
+        if policy == "float32":  # others round the images already
+            deviations = np.std(outputs, axis=(0, 1, 2))
+            assert (deviations < 1e-3).sum() == 2 * constant
+        # A bias of a run begun before, when such biases were trained, is still added.
+        layer.bias.assign_add(np.arange(24.0))
+        added = tf.cast(layer(images) - outputs, "float32")[0, 0, 0]
+        np.testing.assert_allclose(added, np.arange(24.0), atol=0.3)
 
 
 def test_weights_are_named_after_the_layer():
