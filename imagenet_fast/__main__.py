@@ -10,6 +10,7 @@ import pathlib
 import signal
 import sys
 
+from imagenet_fast.base.terminal import PrintableStream
 from imagenet_fast.commands import run
 
 
@@ -23,6 +24,8 @@ def main() -> None:
     # As stderr has it: names of files need not be text.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    # Names of files and classes reach the terminal here, and only here.
+    sys.stdout, sys.stderr = PrintableStream(sys.stdout), PrintableStream(sys.stderr)
     sys.exit(_run(sys.argv[1:]))
 
 

@@ -16,6 +16,7 @@ from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text, parse, require_option
+from imagenet_fast.base.outside import MAX_JSON, parse_json, read_bounded
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.data.options import InputOptions
 from imagenet_fast.models.options import ModelOptions
@@ -119,11 +120,9 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
           UserError: if ``text`` is not such an object.
         """
         try:
-            values = json.loads(text)
+            values = parse_json(text, dict[str, Any])
         except ValueError as error:
             raise UserError(f"not a configuration: {error}") from None
-        if not isinstance(values, dict):
-            raise UserError("not a configuration: expected a JSON object of options")
         for name in values:
             require_option(name, option_names())
         # Between 16384 and 65536 mlperf's table had half the weight decay: older runs keep it.
@@ -318,7 +317,7 @@ def run_in(model_dir: str) -> Config | None:
     if not model_dir:
         return None
     try:
-        text = to_path(model_dir, "config.json").read_text(encoding="utf-8")
+        text = read_bounded(to_path(model_dir, "config.json"), MAX_JSON).decode()
         return Config.from_json(text).replace(model_dir=model_dir)
     except (OSError, TypeError, ValueError):  # of these, a UserError
         return None

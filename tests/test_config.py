@@ -920,7 +920,7 @@ def test_json_of_a_run_that_had_options_without_effect(given, ignored):
     [
         ("", "not a configuration"),
         ("{", "not a configuration"),
-        ("[1]", "expected a JSON object"),
+        ("[1]", "Expected `object`, got `array`"),
         ('{"seed": null}', "seed is None"),
         ('{"seed": "x"}', "seed is 'x'"),
         ('{"duration": 90}', "duration is 90"),

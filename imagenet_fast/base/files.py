@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import errno
 import os
+import pathlib
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import IO, Any
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import warn_once
+from imagenet_fast.base.outside import check_types, parse_json, read_bounded
 from imagenet_fast.base.paths import Path, is_local, seconds_between_writes, to_path
+
+# Of a file of lines: more than a run writes.
+_MAX_LINES = 2**28
 
 
 def write_file(path: Path, content: str | bytes) -> None:
     """Writes a file atomically: under a temporary name beside ``path``, then renamed."""
     temporary = temporary_beside(path)
     try:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        with open_new(temporary) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         temporary.replace(path)
     except BaseException as error:
         if isinstance(error, OSError):
@@ -32,6 +38,26 @@ def write_file(path: Path, content: str | bytes) -> None:
 def temporary_beside(path: Path) -> Path:
     """Returns a unique temporary path in the folder of ``path``."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+
+
+def open_new(path: Path) -> IO[bytes]:
+    """Opens a file to write that must not exist, not even as a link to another one."""
+    return path.open("xb" if is_local(path) else "wb")
+
+
+def open_to_append(path: pathlib.Path) -> IO[bytes]:
+    """Opens a local file to read and to append to, creating it unless it exists.
+
+    Raises:
+      OSError: if it is a link, through which another file would be written.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return os.fdopen(os.open(path, flags, 0o666), "a+b")
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            error.strerror = "is a link, through which nothing is written"
+        raise
 
 
 @contextlib.contextmanager
@@ -73,10 +99,10 @@ def check_results(directory: str | os.PathLike[str]) -> None:
     Raises:
       UserError: if no file can be written there.
     """
-    path = to_path(directory, ".writable")
+    path = temporary_beside(to_path(directory, "writable"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"")
+        open_new(path).close()
         path.unlink()
     except OSError as error:
         raise UserError(
@@ -157,11 +183,12 @@ class LineFile:
 
 def whole_lines(path: Path) -> list[str]:
     """Returns a file's complete lines, without an unfinished last one; none if it is missing."""
-    text = path.read_bytes().decode(errors="replace") if path.exists() else ""
+    content = read_bounded(path, _MAX_LINES) if path.exists() else b""
+    text = content.decode(errors="replace")
     return text[: text.rfind("\n") + 1].splitlines()
 
 
-def read_objects(path: Path, types: Mapping[str, type]) -> list[dict[str, Any]]:
+def read_objects(path: Path, types: Mapping[str, Any], others: Any = Any) -> list[dict[str, Any]]:
     """Returns the objects of a JSON Lines file; none if the file is missing.
 
     Damaged lines, and objects without the required values, are skipped with one warning. An
@@ -170,18 +197,17 @@ def read_objects(path: Path, types: Mapping[str, type]) -> list[dict[str, Any]]:
     Args:
       path: the file.
       types: required keys and the types of their values.
+      others: the type of all other values.
     """
-    *lines, end = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    *lines, end = read_bounded(path, _MAX_LINES).split(b"\n") if path.exists() else [b""]
     objects, bad = [], 0
     for number, line in enumerate([*lines, end]):
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, dict) and all(isinstance(value.get(k), types[k]) for k in types):
+            value = parse_json(line, dict[str, Any])
+            check_types(value, types, others)
             objects.append(value)
-        elif number < len(lines):
-            bad += 1
+        except ValueError:
+            bad += number < len(lines)
     if bad:
         lines_are = "1 line is" if bad == 1 else f"{bad} lines are"
         warn_once(f"WARNING: {path}: {lines_are} damaged and skipped; {len(objects)} can be read")

@@ -1,12 +1,13 @@
 """Compiles and loads the package's native TensorFlow ops on first use.
 
 Compiling takes about two seconds and needs a C++ compiler: the command in ``CXX``, which may have
-arguments, else ``g++``, ``c++`` or ``clang++``. The library is cached in ``XDG_CACHE_HOME``, by
-default ``~/.cache``.
+arguments, else ``g++``, ``c++`` or ``clang++``. The library is cached in the user's own folder;
+where there is none, each process compiles it.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import os
@@ -20,7 +21,7 @@ from types import ModuleType
 
 import tensorflow as tf
 
-from imagenet_fast.base.paths import to_local_path
+from imagenet_fast.base.cache_folder import cache_folder
 
 _HEADER = pathlib.Path(__file__).with_suffix(".h")
 # Without fused multiply-add, whose results differ from TensorFlow's in the last bits.
@@ -52,14 +53,13 @@ def _build(source: pathlib.Path, *others: pathlib.Path) -> pathlib.Path:
     platform_id = [platform.machine(), platform.system(), tf.__version__, *flags]
     text = b"".join(("\n".join(platform_id).encode(), *(file.read_bytes() for file in files)))
     digest = hashlib.sha256(text).hexdigest()[:16]
-    cache = to_local_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "XDG_CACHE_HOME")
-    library = cache / "imagenet_fast" / f"{source.stem}-{digest}.so"
-    if library.exists():
+    folder = cache_folder() or _folder_of_process()
+    library = folder / f"{source.stem}-{digest}.so"
+    if library.is_file():
         return library
     compiler = _compiler()
-    library.parent.mkdir(parents=True, exist_ok=True)
     # Other processes may compile at the same time; replace() is atomic.
-    with tempfile.TemporaryDirectory(dir=library.parent) as directory:
+    with tempfile.TemporaryDirectory(dir=folder) as directory:
         output = pathlib.Path(directory, library.name)
         folders = ["-I", tf.sysconfig.get_include(), "-I", str(_HEADER.parent)]
         units = [str(file) for file in files if file.suffix == ".cc"]
@@ -74,6 +74,13 @@ def _build(source: pathlib.Path, *others: pathlib.Path) -> pathlib.Path:
             raise OSError(f"{shlex.join(compiler)} cannot compile {source}: {reason}")
         output.replace(library)
     return library
+
+
+@functools.cache
+def _folder_of_process() -> pathlib.Path:
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="imagenet-fast-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _compiler() -> list[str]:

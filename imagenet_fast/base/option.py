@@ -170,6 +170,7 @@ def option(
     check: Check | None = None,
     beside: Beside | tuple[Beside, ...] = (),
     free: bool = False,
+    in_files_of_runs: bool = True,
 ) -> Any:
     """Declares a field of :class:`Options`.
 
@@ -181,6 +182,8 @@ def option(
       check: the condition on values; with ``choices``, on others that are allowed, too; None: none.
       beside: conditions on other options, without all of which only the default is allowed.
       free: whether it may change when a run resumes, because it does not affect the weights.
+      in_files_of_runs: whether a run's own file may give it to ``read_config``. Whoever made a run
+        must not choose servers, or where this account writes.
     """
     metadata = {
         "help": help,
@@ -189,6 +192,7 @@ def option(
         "check": check,
         "beside": (beside,) if isinstance(beside, Beside) else beside,
         "free": free,
+        "in_files_of_runs": in_files_of_runs,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -378,7 +382,7 @@ def parse(name: str, kind: Any, text: str) -> Any:
         value = kind(text)
     except ValueError:
         raise UserError(f"{name} is {text!r}, but must be {_TYPE_TEXTS[kind]}") from None
-    return _finite(name, value) if kind is float else value
+    return _checked(name, value)
 
 
 def _check(field: dataclasses.Field, value: Any) -> None:
@@ -402,13 +406,18 @@ def _convert(name: str, kind: Any, value: Any) -> Any:
         return parse(name, kind, value)
     number = not isinstance(value, bool) and _NUMBERS.get(kind)
     if number and isinstance(value, number):
-        return _finite(name, kind(value))
+        return _checked(name, kind(_checked(name, value)))
     if type(value) is not kind:
         raise UserError(f"{name} is {value!r}, but must be {_TYPE_TEXTS[kind]}")
-    return value
+    return _checked(name, value)
 
 
-def _finite(name: str, value: float) -> float:
-    if not math.isfinite(value):
+def _checked(name: str, value: Any) -> Any:
+    """Returns a value that TensorFlow and the file system can take."""
+    if isinstance(value, numbers.Integral) and abs(int(value)) >= 2**63:
+        raise UserError(f"{name} is a whole number of more than 64 bits: too large")
+    if isinstance(value, numbers.Real) and not math.isfinite(value):
         raise UserError(f"{name} is {value}, but must be finite")
+    if isinstance(value, str) and "\0" in value:
+        raise UserError(f"{name} is {value!r}, but must be text without control characters")
     return value

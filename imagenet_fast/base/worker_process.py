@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import pathlib
 import select
 import signal
 import subprocess
@@ -17,10 +18,22 @@ from typing import IO, Any
 from imagenet_fast.base.errors import UserError
 
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl.h
+_RUN = (
+    "import sys; sys.path = [sys.argv.pop(1), *filter(None, sys.path)]; "
+    "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
 
 
 class WorkerTimeout(UserError):  # noqa: N818 - like subprocess.TimeoutExpired
     """A worker process did not answer in time."""
+
+
+def module_command(module: str, python: str = sys.executable) -> list[str]:
+    """Returns the command that runs a module of this package.
+
+    With ``python -m``, files in the working directory would replace modules of the same name.
+    """
+    return [python, "-c", _RUN, str(pathlib.Path(__file__).parents[2]), module]
 
 
 @contextlib.contextmanager

@@ -50,24 +50,18 @@ def run(arguments: Sequence[str]) -> int:
         module = importlib.import_module(f"imagenet_fast.commands.{name.replace('-', '_')}")
         return module.main(list(arguments[1:]))
     except UserError as error:
-        print(f"imagenet-fast {name}: error: {error}", file=sys.stderr)
-        return 2
+        return _failed(name, str(error))
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("imagenet_fast"):
             raise
-        print(f"imagenet-fast {name}: error: {module_missing(error)}", file=sys.stderr)
-        return 2
+        return _failed(name, str(module_missing(error)))
     except OSError as error:
         if (error.strerror or "").startswith("No usable temporary directory"):
-            reason = f"{error.strerror}; set TMPDIR to a writable directory"
-            print(f"imagenet-fast {name}: error: {reason}", file=sys.stderr)
-            return 2
+            return _failed(name, f"{error.strerror}; set TMPDIR to a writable directory")
         if not error.filename:
             raise
         # For example a file in a folder without read permission.
-        reason = f"{error.filename}: {error.strerror}"
-        print(f"imagenet-fast {name}: error: {reason}", file=sys.stderr)
-        return 2
+        return _failed(name, f"{error.filename}: {error.strerror}")
     except KeyboardInterrupt as interrupt:
         resume = ""
         if name == "train":
@@ -76,6 +70,13 @@ def run(arguments: Sequence[str]) -> int:
             resume = f"{how} with: {shlex.join(['imagenet-fast', *arguments])}"
         print(f"imagenet-fast {name}: interrupted{resume}", file=sys.stderr)
         return 130
+
+
+def _failed(name: str, reason: str) -> int:
+    """Prints an error and returns the exit status."""
+    # In names, a carriage return would let the line be overwritten.
+    print(f"imagenet-fast {name}: error: {reason}".replace("\r", "\\r"), file=sys.stderr)
+    return 2
 
 
 def _help() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from imagenet_fast.base.addresses import unreachable
+from imagenet_fast.base.worker_process import module_command
 from imagenet_fast.distribute.cluster import Cluster
 
 # Seconds before the first message, and between messages.
@@ -32,11 +32,8 @@ def log_missing_workers(cluster: Cluster) -> Iterator[None]:
       cluster: the workers, including this process.
     """
     others = [f"{n}={address}" for n, address in enumerate(cluster.workers) if n != cluster.index]
-    folder = str(pathlib.Path(__file__).parents[2])  # Import this package, not another version.
-    program = f"import sys; sys.path.insert(0, {folder!r}); import {__name__} as own; own.main()"
-    logger = subprocess.Popen(
-        [sys.executable, "-c", program, str(os.getpid()), *others], stdin=subprocess.DEVNULL
-    )
+    command = [*module_command(__name__), str(os.getpid()), *others]
+    logger = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
         with _ended_by_interrupt():
             yield
@@ -88,3 +85,7 @@ def main() -> None:
             time.sleep(1)
         print(waiting_message(workers), file=sys.stderr, flush=True)
         pause = _EVERY
+
+
+if __name__ == "__main__":
+    main()

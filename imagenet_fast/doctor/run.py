@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.worker_process import WorkerTimeout, start_worker
+from imagenet_fast.base.worker_process import WorkerTimeout, module_command, start_worker
 from imagenet_fast.config import Config
 from imagenet_fast.doctor.finding import Finding, refused, wrong
 from imagenet_fast.doctor.worker import CHECKS, CLUSTER_CHECK
 
-_MODULE = [sys.executable, "-m", "imagenet_fast.doctor.worker"]
+_COMMAND = module_command("imagenet_fast.doctor.worker")
 _START = "TensorFlow"
 _CRASHED = "the lines above may say why; the other checks go on without it"
 
@@ -30,7 +29,7 @@ def examine(config: Config, timeout_seconds: float) -> Iterator[Finding]:
         started = False
         try:
             with start_worker(
-                _MODULE, job, name="the check", limit_seconds=timeout_seconds
+                _COMMAND, job, name="the check", limit_seconds=timeout_seconds
             ) as worker:
                 started = True
                 if not workers:
@@ -57,7 +56,7 @@ def _examine_cluster(config: Config, timeout_seconds: float) -> Iterator[Finding
     """Yields the findings of the check that all workers run together."""
     job = {"config": config.to_json(), "cluster": True}
     try:
-        with start_worker(_MODULE, job, name="the check", limit_seconds=timeout_seconds) as worker:
+        with start_worker(_COMMAND, job, name="the check", limit_seconds=timeout_seconds) as worker:
             yield from (Finding(**values) for values in worker.ask(CLUSTER_CHECK))
     except WorkerTimeout:
         found = f"after {timeout_seconds:g} s still {_waiting()}"

@@ -9,13 +9,12 @@ import json
 import math
 import pathlib
 import re
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any, Union
 
 from imagenet_fast.base.errors import UserError, how_to_install
-from imagenet_fast.base.worker_process import Worker, start_worker
+from imagenet_fast.base.worker_process import Worker, module_command, start_worker
 from imagenet_fast.cost_model.accelerators import ACCELERATORS, accelerator
 from imagenet_fast.xla_compile.gpus import GpuTopology, gpu_topology, no_topology
 from imagenet_fast.xla_compile.module import Module, read_module
@@ -247,7 +246,7 @@ def start_compiler(platform: str, virtual_cpus: int = 1) -> Iterator[Compiler]:
       UserError: if it is not installed or cannot be started; in the context, if it fails.
     """
     require_packages(platform)
-    command = [sys.executable, "-m", "imagenet_fast.xla_compile.worker"]
+    command = module_command("imagenet_fast.xla_compile.worker")
     environment = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={virtual_cpus}"}
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -1,15 +1,19 @@
 """Atomic file writes and line files."""
 
+import io
 import json
 import pathlib
 
 import pytest
 
 from imagenet_fast import UserError
+from imagenet_fast.base import files
 from imagenet_fast.base.files import (
     LineFile,
     check_results,
     new_path,
+    open_new,
+    open_to_append,
     read_objects,
     whole_lines,
     write_file,
@@ -24,12 +28,12 @@ def test_writes_are_atomic(tmp_path, monkeypatch):
     write_file(path, json.dumps({"top1": 0.5}))
     assert json.loads(path.read_text()) == {"top1": 0.5}
 
-    def full(self, data):
-        with self.open("wb") as file:
-            file.write(data[:3])
-        raise OSError(28, "No space left on device")
+    class Full(io.FileIO):
+        def write(self, data):
+            super().write(data[:3])
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pathlib.Path, "write_bytes", full)
+    monkeypatch.setattr(files, "open_new", lambda path: Full(path, "xb"))
     with pytest.raises(OSError, match="No space left") as caught:
         write_file(path, json.dumps({"top1": 0.75}))
     assert caught.value.filename == str(path)  # which the system does not name
@@ -151,3 +155,31 @@ def test_paths_below_a_file_are_refused(tmp_path):
     with pytest.raises(UserError, match=f"cannot write .*: {tmp_path}/file is not a writable dire"):
         new_path(tmp_path / "file" / "deep" / "model", "leave it")
     assert new_path(tmp_path / "deep" / "model", "leave it") == tmp_path / "deep" / "model"
+
+
+def test_links_are_not_followed(tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    for name, target in (("link", "precious"), ("dangling", "new")):
+        (tmp_path / name).symlink_to(tmp_path / target)
+        with pytest.raises(FileExistsError):
+            open_new(tmp_path / name)
+        with pytest.raises(OSError, match="is a link, through which nothing is written"):
+            open_to_append(tmp_path / name)
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_file_to_append_to(tmp_path):
+    for text in (b"one\n", b"two\n"):
+        with open_to_append(tmp_path / "file") as file:
+            file.write(text)
+            file.seek(0)
+            content = file.read()
+    assert content == b"one\ntwo\n"
+
+
+def test_values_of_other_types_are_skipped(tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"step": 1, "loss": 2}\n{"step": 2, "loss": "high"}\n{"step": 3}\n')
+    assert [row["step"] for row in read_objects(path, {"step": int}, float)] == [1, 3]
+    assert "1 line is damaged and skipped; 2 can be read" in capsys.readouterr().err

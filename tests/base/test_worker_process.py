@@ -1,13 +1,14 @@
 """Worker processes: pauses, ends and failures."""
 
 import pathlib
+import subprocess
 import sys
 import time
 
 import pytest
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.worker_process import start_worker
+from imagenet_fast.base.worker_process import module_command, start_worker
 
 # Counts hundredths of a second while it runs.
 CLOCK = """
@@ -70,3 +71,15 @@ def test_a_worker_that_fails(command, message):
         start_worker(command, {}, name="it", advice="do that"),
     ):
         pass
+
+
+def test_modules_of_the_working_directory_are_not_imported(tmp_path):
+    """As `python -m` would."""
+    for name in ("json", "runpy", "imagenet_fast", "tqdm"):
+        (tmp_path / f"{name}.py").write_text(f"print('{name} ran')\n")
+    for module in ("imagenet_fast.doctor.worker", "imagenet_fast.xla_compile.worker"):
+        done = subprocess.run(
+            module_command(module), cwd=tmp_path, input="", capture_output=True, text=True
+        )
+        assert "ran" not in done.stdout + done.stderr
+        assert "imagenet_fast/" in done.stderr  # it was found, and misses its input

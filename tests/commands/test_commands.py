@@ -81,8 +81,8 @@ def test_help_of_train_has_what_a_newcomer_needs_and_a_way_to_the_rest(capsys):
         (["train", "data"], "unexpected argument 'data'"),
         (["train", "--flagfile=none"], "cannot read flagfile none: No such file"),
         (
-            ["evaluate", "--model=resnet50"],
-            "imagenet-fast evaluate: error: there is no flag --model",
+            ["evaluate", "--optimizer=sgd"],
+            "imagenet-fast evaluate: error: there is no flag --optimizer",
         ),
         (["export"], "give --saved_model"),
         (["export", "--output_dir=x"], "no flag --output_dir; did you mean --saved_model?"),
@@ -317,10 +317,10 @@ def test_no_space_is_told_in_a_line(monkeypatch, capsys, tmp_path):
     def main(arguments):
         write_file(tmp_path / "summary.json", "{}")
 
-    def full(self, data):
+    def full(path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pathlib.Path, "write_bytes", full)
+    monkeypatch.setattr("imagenet_fast.base.files.open_new", full)
     monkeypatch.setattr("imagenet_fast.commands.train.main", main)
     assert commands.run(["train"]) == 2
     assert capsys.readouterr().err == (

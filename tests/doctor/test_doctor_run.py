@@ -44,7 +44,7 @@ def findings(monkeypatch):
 
     def findings(ends, workers=1, start="", seconds=30.0, wrong=()):
         text = STAND_IN.format(ends=ends, workers=workers, start=start, wrong=list(wrong))
-        monkeypatch.setattr(run, "_MODULE", [sys.executable, "-ISc", text])
+        monkeypatch.setattr(run, "_COMMAND", [sys.executable, "-ISc", text])
         return list(run.examine(Config(), seconds))
 
     return findings
@@ -114,7 +114,7 @@ def test_a_package_that_is_missing(monkeypatch):
         "import sys; sys.modules['tensorflow'] = None; "
         "from imagenet_fast.doctor.worker import main; main()"
     )
-    monkeypatch.setattr(run, "_MODULE", [sys.executable, "-c", hide])
+    monkeypatch.setattr(run, "_COMMAND", [sys.executable, "-c", hide])
     (found,) = run.examine(Config(), 60)
     assert (found.name, found.state) == ("TensorFlow", "wrong")
     assert "tensorflow" in found.found and "pip install -e ." in found.advice

@@ -15,7 +15,7 @@ from typing import Any
 
 import imagenet_fast
 from imagenet_fast.base.paths import to_local_path, to_path
-from imagenet_fast.base.worker_process import Worker, start_worker
+from imagenet_fast.base.worker_process import Worker, module_command, start_worker
 from imagenet_fast.config import Config
 from imagenet_fast.data.examples import ENCODED, LABEL, decode_example
 from imagenet_fast.data.info import DatasetInfo, read_info
@@ -90,18 +90,16 @@ def _start(
         python = str(to_local_path(environment, name) / "bin" / "python")
         advice = f"`tools/input_peers.sh DIRECTORY {name}` creates a working environment"
     if name == "own":
-        command = ["-m", "imagenet_fast.benchmarks.input.worker"]
+        command = module_command("imagenet_fast.benchmarks.input.worker", python)
     else:
         # -I: modules beside the worker's file must not shadow packages.
-        command = ["-I", str(_WORKER)]
+        command = [python, "-I", str(_WORKER)]
     variables = {
         "PYTHONPATH": str(pathlib.Path(imagenet_fast.__file__).parents[1]),
         # TensorFlow would allocate a GPU's memory, which input pipelines do not use.
         "CUDA_VISIBLE_DEVICES": "",
     }
-    return start_worker(
-        [python, *command], job, name=PEERS[name], advice=advice, environment=variables
-    )
+    return start_worker(command, job, name=PEERS[name], advice=advice, environment=variables)
 
 
 def _write_files(info: DatasetInfo, count: int, directory: pathlib.Path) -> None:

@@ -15,7 +15,7 @@ from imagenet_fast.data.options import InputOptions
 from imagenet_fast.data.order import SplitPart, part_of, training_order
 from imagenet_fast.data.pipeline import thread_count
 from imagenet_fast.data.resize_op import with_resize_kernel
-from imagenet_fast.data.shards import read_shard
+from imagenet_fast.data.shards import shard_reader
 
 # The size of the shards that are read: caches hold them once for each number of threads.
 _MAX_BYTES = 2**31
@@ -32,7 +32,7 @@ def training_records(info: DatasetInfo, options: InputOptions) -> tf.data.Datase
     part = _few_shards(info.splits["train"], options)
     order = training_order(
         part,
-        read_shard if options.cache == "none" else read_indices,
+        shard_reader(part.paths) if options.cache == "none" else read_indices,
         options,
         batch_size=options.batch_size,
         images_per_step=options.batch_size,
@@ -75,6 +75,7 @@ def require_indexes(options: InputOptions, split: str, images: int) -> None:
     if split not in info.splits:
         return  # which the pipeline reports
     part = part_of(info.splits[split], options, pipelines=1, pipeline=0)
+    read_shard = shard_reader(part.paths)
     records = part.interleave(part.shards(), read_shard, thread_count(options)).take(images)
     indexes = records.map(_index_of).ignore_errors()  # damaged records are counted in training
     if not list(indexes.filter(lambda index: tf.strings.length(index) > 0).take(1)):

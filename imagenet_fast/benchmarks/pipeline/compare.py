@@ -12,7 +12,6 @@ import functools
 import itertools
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from tqdm import tqdm
 
 from imagenet_fast.base.addresses import free_port
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.worker_process import Worker, start_worker
+from imagenet_fast.base.worker_process import Worker, module_command, start_worker
 from imagenet_fast.benchmarks.pipeline.emulated_device import BACKWARD, check_emulation
 from imagenet_fast.benchmarks.pipeline.worker import Case, Network
 from imagenet_fast.benchmarks.timing import Spread, interleave
@@ -33,7 +32,7 @@ from imagenet_fast.cost_model.pipeline import (
 )
 from imagenet_fast.pipeline_parallel.schedules import Task, tasks
 
-_MODULE = [sys.executable, "-m", "imagenet_fast.benchmarks.pipeline.worker"]
+_COMMAND = module_command("imagenet_fast.benchmarks.pipeline.worker")
 
 # Devices and micro-batches of Huang et al. 2018, table 2.
 STAGES = (1, 2, 4, 8)
@@ -443,4 +442,4 @@ def _trainer(
 def _start(job: Mapping[str, Any], name: str) -> contextlib.AbstractContextManager[Worker]:
     # Everything is measured on CPUs.
     environment = {"CUDA_VISIBLE_DEVICES": ""}
-    return start_worker(_MODULE, job, name=name, environment=environment)
+    return start_worker(_COMMAND, job, name=name, environment=environment)

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,10 +17,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-import imagenet_fast
 from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.base.errors import UserError, how_to_install
-from imagenet_fast.base.worker_process import Worker, start_worker
+from imagenet_fast.base.worker_process import Worker, module_command, start_worker
 from imagenet_fast.benchmarks.serving.worker import ENCODED, PIXELS, top_classes
 from imagenet_fast.benchmarks.timing import Comparison, time_interleaved
 from imagenet_fast.config import Config
@@ -206,13 +204,9 @@ def _serve(
 
 
 def _start(name: str, job: Mapping[str, Any]) -> contextlib.AbstractContextManager[Worker]:
-    environment = {
-        "PYTHONPATH": str(pathlib.Path(imagenet_fast.__file__).parents[1]),
-        # Not all runtimes support GPUs.
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    environment = {"CUDA_VISIBLE_DEVICES": ""}  # Not all runtimes support GPUs.
     return start_worker(
-        [sys.executable, "-m", "imagenet_fast.benchmarks.serving.worker"],
+        module_command("imagenet_fast.benchmarks.serving.worker"),
         job,
         name=FORMATS[name],
         advice=f"{how_to_install('serving')} installs all runtimes",

@@ -1,0 +1,54 @@
+"""This user's own folder for compiled code, from which nobody else's code is loaded."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import stat
+
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.notices import warn_once
+from imagenet_fast.base.paths import to_local_path
+
+_NAME = "imagenet_fast"
+
+
+def cache_folder() -> pathlib.Path | None:
+    """Returns ``imagenet_fast`` in ``$XDG_CACHE_HOME``, by default ``~/.cache``; creates it.
+
+    A relative ``XDG_CACHE_HOME`` is ignored, as the XDG Base Directory Specification demands.
+    None, after a warning, if the folder cannot be made, or if others can write to it.
+    """
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        home = given if pathlib.Path(given).is_absolute() else "~/.cache"
+        folder = to_local_path(home, "XDG_CACHE_HOME") / _NAME
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        reason = _reason_to_distrust(folder)
+    except (OSError, UserError) as error:
+        folder, reason = pathlib.Path(given or "~/.cache", _NAME), str(error)
+    if reason:
+        warn_once(
+            f"native ops are compiled anew by each process, because {folder} {reason}; remove it, "
+            "or set XDG_CACHE_HOME to a folder of your own"
+        )
+        return None
+    return folder
+
+
+def _reason_to_distrust(folder: pathlib.Path) -> str:
+    """Returns why others can change what is in a folder; empty: they cannot."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        return "is a link or a file"
+    if found.st_uid != os.geteuid():
+        return "belongs to another user"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "can be written by others"
+    above = folder.parent.stat()
+    shared = above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX
+    if shared or above.st_uid not in (0, os.geteuid()):
+        return f"is in {folder.parent}, where others can replace it"
+    folder.chmod(0o700)
+    return ""

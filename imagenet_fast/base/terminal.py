@@ -1,0 +1,38 @@
+"""Output without control characters, which names of files and classes may contain."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TextIO
+
+# Control characters but tab, line feed and carriage return, which progress bars need; marks that
+# override the direction of text; separators of lines.
+_CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Returns a text with control characters as Python's escapes."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+class PrintableStream:
+    """A text stream that writes control characters as escapes.
+
+    Args:
+      stream: gets the text, and has all other methods.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Writes a text; returns its length."""
+        self._stream.write(printable(text))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Writes several texts."""
+        self.write("".join(lines))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
