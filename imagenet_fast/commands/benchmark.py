@@ -279,11 +279,11 @@ def _serving(arguments: list[str]) -> None:
     import_tensorflow()
     from imagenet_fast.benchmarks.serving.compare import compare_serving
     from imagenet_fast.benchmarks.serving.report import make_report
-    from imagenet_fast.training.run_config import read_config
+    from imagenet_fast.training.run_config import config_of_run
 
-    config = read_config(flags["model_dir"])
-    if flags["data_dir"]:
-        config = config.replace(data_dir=flags["data_dir"])
+    config = config_of_run(
+        flags["model_dir"], {"data_dir": flags["data_dir"]} if flags["data_dir"] else {}
+    )
     results = compare_serving(config, batch_sizes, threads=flags["threads"], **counts)
     options = ("model_dir", "data_dir", *flags.own_names())
     _print_and_write(make_report(results), flags, options, "serving")

@@ -11,10 +11,11 @@ from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.distribute.quiet import import_tensorflow
 from imagenet_fast.training.options import CHECKPOINT_CHOICES, CHECKPOINT_HELP
-from imagenet_fast.training.run_config import read_config
+from imagenet_fast.training.run_config import config_of_run
 
 _OPTIONS = (
     "model_dir",
+    "model",
     "data_dir",
     "data_threads",
     "shard_by",
@@ -60,7 +61,7 @@ def main(arguments: list[str]) -> int:
     require_choice("checkpoint", flags["checkpoint"], CHECKPOINT_CHOICES)
 
     if is_local(flags["model_dir"]):  # TensorFlow, which reads buckets, takes seconds to import.
-        read_config(flags["model_dir"])
+        config_of_run(flags["model_dir"], flags.changes())
     import_tensorflow()
     from imagenet_fast.distribute.strategy import make_strategy
     from imagenet_fast.distribute.workers import is_chief
@@ -69,12 +70,11 @@ def main(arguments: list[str]) -> int:
 
     # Evaluation does not use the first two, which may contradict flags; and it may run on another
     # machine than training did.
-    here = {"loss_scale": 0.0, "xla": False, "strategy": "auto"}
-    here |= {"tpu": "", "gpus": "", "logical_cpus": 0}
+    here = {"loss_scale": 0.0, "xla": False, "strategy": "auto", "gpus": "", "logical_cpus": 0}
     if "pipeline_stages" in flags.changes():  # One on each device.
         here |= {"pipeline_schedule": "gpipe", "pipeline_stages_per_device": 1}
         here |= {"pipeline_balance": ()}
-    config = read_config(flags["model_dir"]).replace(**{**here, **flags.changes()})
+    config = config_of_run(flags["model_dir"], {**here, **flags.changes()})
     if "data_dir" not in flags.changes() and config.data_dir:
         _check_data_of_run(config.data_dir)
     result = evaluate(

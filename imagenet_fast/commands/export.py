@@ -8,13 +8,21 @@ from imagenet_fast.base.paths import is_local
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.distribute.quiet import import_tensorflow
 from imagenet_fast.training.options import CHECKPOINT_CHOICES, CHECKPOINT_HELP
-from imagenet_fast.training.run_config import read_config
+from imagenet_fast.training.run_config import config_of_run
+
+_OPTIONS = (
+    "model_dir",
+    "model",
+    "eval_image_size",
+    "eval_crop_fraction",
+    "eval_crop",
+    "max_pixels",
+)
 
 
 def main(arguments: list[str]) -> int:
     """Exports a checkpoint of a run, and prints the paths of the files."""
-    options = ("model_dir", "eval_image_size", "eval_crop_fraction", "eval_crop", "max_pixels")
-    flags = CommandFlags("export", options, of_run=True)
+    flags = CommandFlags("export", _OPTIONS, of_run=True)
     flags.define(
         "saved_model",
         "",
@@ -37,12 +45,12 @@ def main(arguments: list[str]) -> int:
     require_choice("checkpoint", checkpoint, CHECKPOINT_CHOICES)
 
     if is_local(flags["model_dir"]):  # TensorFlow, which reads buckets, takes seconds to import.
-        read_config(flags["model_dir"])
+        config_of_run(flags["model_dir"], flags.changes())
     import_tensorflow()
     from imagenet_fast.serving.convert import check_onnx_is_installed, export_onnx, export_tflite
     from imagenet_fast.serving.export import export
 
-    config = read_config(flags["model_dir"]).replace(**flags.changes())
+    config = config_of_run(flags["model_dir"], flags.changes())
     # Before the first is written.
     for name, path in paths.items():
         new_path(path, f"choose another --{name}")

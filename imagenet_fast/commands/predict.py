@@ -15,7 +15,8 @@ def main(arguments: list[str]) -> int:
     flags.define(
         "saved_model",
         "",
-        "directory that `imagenet-fast export` wrote",
+        "directory that `imagenet-fast export` wrote; it is a program, which this command runs: "
+        "run one that you do not trust in a container without network",
         other_names=("model", "model_dir"),
     )
     flags.define("json", False, "print one JSON object per line")

@@ -39,7 +39,11 @@ class ClusterOptions(SharedOptions):
         choices=("auto", "one_device", "mirrored", "multi_worker", "tpu"),
     )
     tpu: str = option(
-        "", "name or address of a TPU; local: this machine's", group="hardware", free=True
+        "",
+        "name or address of a TPU; local: this machine's",
+        group="hardware",
+        free=True,
+        in_files_of_runs=False,
     )
     gpus: str = option(
         "",

@@ -87,7 +87,10 @@ def build(
 def load(path: str | os.PathLike[str]) -> keras.Model:
     """Reads a model from a ``.keras`` file, uncompiled.
 
-    This is ``keras.models.load_model`` with the layers of this package registered.
+    The file may be anyone's: it is read as data. Its layers must be Keras' layers that compute and
+    nothing else, or be registered with Keras in this process, as those of this package are; a
+    ``Lambda``, and other ways to name any function, are refused, and so are HDF5 files and
+    SavedModels. ``keras.models.load_model`` reads those, but runs what the file holds.
 
     Args:
         path: the file.
@@ -95,15 +98,12 @@ def load(path: str | os.PathLike[str]) -> keras.Model:
     Raises:
         UserError: if it cannot be read.
     """
-    import tf_keras as keras
-
     import imagenet_fast.layers  # noqa: F401
+    from imagenet_fast.base.paths import to_path
+    from imagenet_fast.models.keras_file import load_keras_file
 
     _models()
-    try:
-        return keras.models.load_model(path, compile=False)
-    except (OSError, TypeError, ValueError) as error:
-        raise UserError(f"cannot read a model from {os.fspath(path)}: {error}") from error
+    return load_keras_file(to_path(path))
 
 
 def head(network: keras.Model) -> keras.layers.Dense | None:

@@ -133,8 +133,8 @@ def _load(name: str) -> CustomModel:
     """Imports ``module:function``; modules in the working directory are found, too."""
     if name == CUSTOM:
         raise UserError(
-            "this run's model was given in Python, so its configuration cannot name it: use "
-            "train, evaluate or export in Python, with model=, or --model=MODULE:FUNCTION"
+            "this run's model is code, which its configuration cannot name: give it again, in "
+            "Python as model=, or on the command line as --model=MODULE:FUNCTION"
         )
     module_name, _, attributes = name.partition(":")
     here = str(pathlib.Path.cwd())

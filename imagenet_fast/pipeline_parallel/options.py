@@ -25,6 +25,7 @@ class PipelineOptions(ClusterOptions):
         check=ADDRESSES,
         beside=_PIPELINED,
         free=True,
+        in_files_of_runs=False,
     )
     pipeline_balance: tuple[int, ...] = option(
         (),

@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.errors import UserError, first_line
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.data.images import (
     JPEG_SIGNATURE,
@@ -18,9 +19,20 @@ from imagenet_fast.data.images import (
 )
 from imagenet_fast.serving.arguments import check_arguments
 
+_OUTPUTS = {
+    "classes": tf.int32,
+    "labels": tf.string,
+    "probabilities": tf.float32,
+    "error": tf.string,
+}
+
 
 def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Iterator[dict[str, Any]]:
     """Classifies image files with a SavedModel that :func:`~imagenet_fast.export` wrote.
+
+    A SavedModel is a program, which this runs, also while it is loaded: it can read and write this
+    user's files. One that you do not trust needs a container without network, as the page on
+    security shows.
 
     Args:
       directory: of the SavedModel.
@@ -33,12 +45,21 @@ def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Itera
       and ``probability``, best first, or ``error``, the reason why there are none.
 
     Raises:
-      UserError: if ``directory`` holds no such model, or there are no paths.
+      UserError: if ``directory`` holds no such model, it fails, or there are no paths.
     """
     check_arguments(directory, paths)
     classify = _load(directory)
     for start in range(0, len(paths), batch_size):
-        yield from _classify(classify, paths[start : start + batch_size])
+        files = paths[start : start + batch_size]
+        try:
+            answers = _classify(classify, files)
+        # The model may do anything.
+        except Exception as error:
+            raise UserError(
+                f"the model in {directory} failed, or returned what `imagenet-fast export`'s does "
+                f"not: {first_line(error)}"
+            ) from error
+        yield from answers
 
 
 def _load(directory: str) -> Any:
@@ -49,19 +70,31 @@ def _load(directory: str) -> Any:
         raise UserError(
             f"saved_model {directory} is no SavedModel; of a run, `imagenet-fast export` makes one"
         )
+    warn_once(
+        f"predict: running the program in {directory}; it can do what this user can: run one that "
+        "you do not trust in a container"
+    )
     try:
         signatures = tf.saved_model.load(str(path)).signatures
-    except (OSError, ValueError, tf.errors.OpError) as error:
-        raise UserError(f"cannot load {directory}: {error}") from error
+    # TensorFlow raises all kinds of errors for damaged graphs.
+    except Exception as error:
+        raise UserError(f"cannot load {directory}: {first_line(error)}") from error
     signature = signatures.get("serving_default")
-    if signature is None or "error" not in signature.structured_outputs:
+    if signature is None or not _is_of_export(signature):
         raise UserError(f"{directory} is not a SavedModel of `imagenet-fast export`")
     # Keep the model alive: a signature does not reference the variables that it uses.
     signature.owner = signatures
     return signature
 
 
-def _classify(classify: Any, paths: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _is_of_export(signature: Any) -> bool:
+    arguments, inputs = signature.structured_input_signature
+    specs = {"images": tf.TensorSpec([None], tf.string, "images")}
+    outputs = {name: spec.dtype for name, spec in signature.structured_outputs.items()}
+    return (arguments, inputs) == ((), specs) and _OUTPUTS.items() <= outputs.items()
+
+
+def _classify(classify: Any, paths: Sequence[str]) -> list[dict[str, Any]]:
     # Unreadable files are empty images, for which the model returns an error.
     encoded, unread = [b""] * len(paths), {}
     for index, path in enumerate(paths):
@@ -72,17 +105,24 @@ def _classify(classify: Any, paths: Sequence[str]) -> Iterator[dict[str, Any]]:
         except BadImageError as error:
             unread[index] = str(error)
     outputs = classify(images=tf.constant(encoded))
-    columns = (outputs[name].numpy() for name in ("classes", "labels", "probabilities", "error"))
-    for index, (classes, labels, probabilities, reason) in enumerate(zip(*columns)):
+    classes, labels, probabilities, reasons = (outputs[name].numpy() for name in _OUTPUTS)
+    if not len(paths) == len(classes) == len(reasons) or not (
+        classes.shape == labels.shape == probabilities.shape
+    ):
+        raise ValueError(f"{len(classes)} answers for {len(paths)} images")
+    results = []
+    for index, reason in enumerate(reasons):
         result: dict[str, Any] = {"file": paths[index]}
         if reason:
             result["error"] = unread.get(index, reason.decode())
         else:
+            best = zip(classes[index], labels[index], probabilities[index])
             result["predictions"] = [
                 {"class": int(c), "label": label.decode(), "probability": float(p)}
-                for c, label, p in zip(classes, labels, probabilities)
+                for c, label, p in best
             ]
-        yield result
+        results.append(result)
+    return results
 
 
 def _as_jpeg_or_png(data: bytes) -> bytes:

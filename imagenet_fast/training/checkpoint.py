@@ -9,20 +9,29 @@ import pathlib
 import shutil
 import tempfile
 import zlib
-from typing import Any
+from typing import Any, TypedDict, Union
 
 import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError, first_line
+from imagenet_fast.base.outside import Count, parse_json
 from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.distribute.exchange import text_of_chief
 from imagenet_fast.distribute.one_call import restored_everywhere
 from imagenet_fast.distribute.workers import worker_place
 from imagenet_fast.models.custom import random_generators, use_restored_statistics
+from imagenet_fast.training.checkpoint_sizes import claimed_too_large
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.damaged_checkpoints import damage_of, whole_checkpoint
-from imagenet_fast.training.model_dir import BEST, CHECKPOINTS, checkpoint_of, latest_checkpoint
+from imagenet_fast.training.model_dir import (
+    BEST,
+    CHECKPOINTS,
+    checkpoint_of,
+    checkpoint_steps,
+    latest_checkpoint,
+    record_steps,
+)
 from imagenet_fast.training.options import RunOptions
 
 # Errors of a full disk or missing permissions.
@@ -62,7 +71,6 @@ class Checkpoints:
         self._checkpoint = tf.train.Checkpoint(model=model, **parts)
         self._options = options
         self._folder = to_path(options.model_dir, CHECKPOINTS)
-        # A killed worker leaves its files; the next worker with its number removes them.
         _, place = worker_place(model.distribute_strategy)
         self._chief = place == 0
         self._temporary = None if self._chief else _temporary_folder(options.model_dir, place)
@@ -78,6 +86,7 @@ class Checkpoints:
 
     def _manager_in(self, folder: str, keep: int) -> tf.train.CheckpointManager:
         path = to_path(self._temporary or self._options.model_dir, folder)
+        record_steps(path, checkpoint_steps(path))
         return tf.train.CheckpointManager(self._checkpoint, str(path), max_to_keep=keep)
 
     def save(self, step: int, state: dict[str, Any]) -> None:
@@ -137,6 +146,7 @@ class Checkpoints:
         latest = self._latest()
         if latest is None:
             return None
+        _check_claims(latest, _RESUMES)
         # Slots that exist are checked like all other variables.
         self._model.make_slots()
         try:
@@ -190,6 +200,8 @@ def restore_weights(model: Classifier, model_dir: str, which: str = "last") -> s
       UserError: if there is none, or it is another model's, or damaged.
     """
     path = checkpoint_of(model_dir, which)
+    advice = _RESUMES if which == "last" else "--checkpoint=last is that of the last step"
+    _check_claims(path, advice)
     # Without the optimizer, which depends on the precision.
     network = keras.Model(model.inputs, model.outputs)
     try:
@@ -198,7 +210,6 @@ def restore_weights(model: Classifier, model_dir: str, which: str = "last") -> s
             status = checkpoint.restore(path, options=_options())
         status.expect_partial().assert_existing_objects_matched()
     except _UNREADABLE as error:
-        advice = _RESUMES if which == "last" else "--checkpoint=last is that of the last step"
         raise _unreadable(path, error, advice) from error
     use_restored_statistics(model)
     return path
@@ -216,6 +227,16 @@ def _shadow_weights(model: Classifier) -> dict[str, Any]:
     return {name: shadow.averages for name, shadow in shadows.items() if shadow is not None}
 
 
+def _check_claims(path: str, advice: str) -> None:
+    """Raises a UserError if TensorFlow must not read a checkpoint."""
+    try:
+        damage = claimed_too_large(path)
+    except FileNotFoundError as error:
+        damage = f"{to_path(error.filename).name} is missing"
+    if damage:
+        raise UserError(f"checkpoint {path} is damaged ({damage}); {advice}")
+
+
 def _unreadable(path: str, error: Exception, advice: str) -> UserError:
     damage = damage_of(path)
     if damage is not None:
@@ -226,14 +247,39 @@ def _unreadable(path: str, error: Exception, advice: str) -> UserError:
     )
 
 
-def _temporary_folder(model_dir: str, place: int) -> pathlib.Path:
-    """Returns an empty folder on this machine for a worker other than the chief."""
-    owner = f"{os.getuid()}:{to_path(model_dir).resolve()}"
-    name = f"imagenet-fast-{zlib.crc32(owner.encode()):08x}-worker-{place}"
-    folder = pathlib.Path(tempfile.gettempdir(), name)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    return folder
+def _temporary_folder(model_dir: str, place: int) -> str:
+    """Returns a new folder on this machine for a worker other than the chief.
+
+    Removes what a killed worker with this number has left.
+    """
+    name = zlib.crc32(str(to_path(model_dir).resolve()).encode())
+    prefix = f"imagenet-fast-{name:08x}-worker-{place}-"
+    for left in pathlib.Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        if left.lstat().st_uid == os.getuid():
+            shutil.rmtree(left, ignore_errors=True)  # of a link, nothing
+    return tempfile.mkdtemp(prefix=prefix)
+
+
+_Row = dict[str, Union[float, str, None]]
+
+
+class _Clock(TypedDict):
+    train_seconds: float
+    timed_images: float
+    compile_seconds: float
+    wall_seconds: float
+
+
+class _Saved(TypedDict, total=False):
+    """The types of the values in a checkpoint's state; earlier versions lack some."""
+
+    step: Count
+    clock: _Clock
+    validation: _Row
+    best: _Row
+    evaluations_since_best: Count
+    train_examples: Count
+    train_checksum: str
 
 
 class _State(tf.train.experimental.PythonState):
@@ -247,4 +293,5 @@ class _State(tf.train.experimental.PythonState):
         return json.dumps(self.value)
 
     def deserialize(self, string_value: str | bytes) -> None:
-        self.value = json.loads(string_value)
+        self.value = parse_json(string_value, dict[str, Any])
+        parse_json(string_value, _Saved)

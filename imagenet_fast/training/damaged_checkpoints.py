@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, first_line
 from imagenet_fast.base.files import read_objects, write_file
+from imagenet_fast.base.outside import Count
 from imagenet_fast.base.paths import Path, is_local, to_path
-from imagenet_fast.training.model_dir import CHECKPOINTS, checkpoint_steps, recorded_step
+from imagenet_fast.training.checkpoint_sizes import claimed_too_large
+from imagenet_fast.training.model_dir import CHECKPOINTS, checkpoint_steps, record_steps
 
 DAMAGED_FILE = "damaged_checkpoints.jsonl"
 _SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})")
@@ -55,6 +55,9 @@ def damage_of(checkpoint: str) -> str | None:
     missing = set(range(max(shards.values(), default=1))) - set(shards)
     if missing:
         return f"part {min(missing)} of its data is missing"
+    claimed = claimed_too_large(checkpoint)
+    if claimed:
+        return claimed
     try:
         reader = tf.train.load_checkpoint(checkpoint)
         for name in reader.get_variable_to_shape_map():
@@ -106,14 +109,13 @@ def whole_checkpoint(model_dir: str, on_damaged: str) -> str | None:
     if damaged:
         names = [_set_aside(folder, checkpoint.step) for checkpoint in damaged]
         _report(model_dir, damaged, names, step)
-    if damaged or recorded_step(folder) is None:
-        _record(folder, [earlier for earlier in steps if earlier <= step])
+    record_steps(folder, [earlier for earlier in steps if earlier <= step])
     return str(folder / f"ckpt-{step}")
 
 
 def damaged_checkpoints(model_dir: str) -> list[dict[str, Any]]:
     """Returns ``step``, ``reason`` and ``resumed_from`` (a step) of each one set aside."""
-    types = {"step": int, "reason": str, "resumed_from": int}
+    types = {"step": Count, "reason": str, "resumed_from": Count}
     return read_objects(to_path(model_dir, DAMAGED_FILE), types)
 
 
@@ -142,12 +144,3 @@ def _report(model_dir: str, damaged: list[_Damaged], names: list[str], step: int
         )
         lines.append(json.dumps({**checkpoint._asdict(), "resumed_from": step}))
     write_file(to_path(model_dir, DAMAGED_FILE), "".join(f"{line}\n" for line in lines))
-
-
-def _record(folder: Path, steps: Sequence[int]) -> None:
-    """Lists the checkpoints in TensorFlow's file, from which ``CheckpointManager`` removes some."""
-    names = [f"ckpt-{step}" for step in steps]
-    lines = [f'model_checkpoint_path: "{names[-1]}"']
-    lines += [f'all_model_checkpoint_paths: "{name}"' for name in names]
-    lines += [f"all_model_checkpoint_timestamps: {time.time()}" for _ in names]
-    write_file(folder / "checkpoint", "".join(f"{line}\n" for line in lines))

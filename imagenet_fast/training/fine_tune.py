@@ -18,10 +18,12 @@ from imagenet_fast.distribute.one_call import assign_everywhere
 from imagenet_fast.layers import Dropout
 from imagenet_fast.models import network_of
 from imagenet_fast.models.keras_applications import load_keras_applications_weights
+from imagenet_fast.models.options import is_custom
 from imagenet_fast.training.checkpoint import restore_weights
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.model_dir import read_labels
-from imagenet_fast.training.run_config import CONFIG_FILE, read_config
+from imagenet_fast.training.run_config import CONFIG_FILE, stored_config
+from imagenet_fast.training.saved_model import read_saved_model
 
 # Weights by layer name and weight name.
 Weights = Mapping[str, Mapping[str, np.ndarray]]
@@ -33,6 +35,8 @@ _UNSEEN_IN_WEIGHTS = (
     *("blur_pool", "padding", "stride_on_1x1", "pool_order", "activation", "celu_alpha"),
     *("group_activation", "logits_scale"),
 )
+# Bytes of a head for many classes, which a network for others does not have.
+_MOST_BEYOND_NETWORK = 2**30
 _SOURCES = (
     "the model_dir of a trained run, a SavedModel that `export` wrote, or a file of Keras "
     "applications' weights (.h5)"
@@ -91,10 +95,12 @@ def load_initial_weights(
         _set_from_keras(network, config, path)
     else:
         if (path / "saved_model.pb").is_file():
-            weights, labels = _read_export(path)
+            weights, labels = _read_export(path, network)
         elif (path / CONFIG_FILE).is_file():
-            _warn_of_another_network(config, read_config(str(path)))
-            weights, labels = _read_run(path, rebuild)
+            run = stored_config(str(path))
+            _check_model_is_given(config, run)
+            _warn_of_another_network(config, run)
+            weights, labels = _read_run(run, rebuild)
         elif path.exists():
             raise UserError(f"initial_weights: {path} is neither {_SOURCES}")
         else:
@@ -119,46 +125,59 @@ def _warn_of_another_network(config: Config, run: Config) -> None:
         )
 
 
+def _check_model_is_given(config: Config, run: Config) -> None:
+    """Raises a UserError if a run's network is code other than this configuration's."""
+    if is_custom(run.model) and run.model != config.model:
+        raise UserError(
+            f"initial_weights: the network of the run in {run.model_dir} is code, {run.model}, "
+            f"which only --model={run.model} may name; here it is {config.model}"
+        )
+
+
 def _read_run(
-    path: Path, rebuild: Callable[[Config, Sequence[str]], Classifier]
+    run: Config, rebuild: Callable[[Config, Sequence[str]], Classifier]
 ) -> tuple[Weights, tuple[str, ...]]:
     """Returns the (moving-average) weights of a run's last checkpoint, and its classes."""
-    model = rebuild(read_config(str(path)).on_one_device(), read_labels(str(path)))
-    restore_weights(model, str(path))
+    model = rebuild(run.on_one_device(), read_labels(run.model_dir))
+    restore_weights(model, run.model_dir)
     with model.averaged_weights():
         return _by_layer(network_of(model).variables), model.labels
 
 
-def _read_export(path: Path) -> tuple[Weights, tuple[str, ...]]:
+def _read_export(path: Path, network: keras.Model) -> tuple[Weights, tuple[str, ...]]:
     """Returns the weights of a SavedModel, and its classes."""
+    here = sum(int(np.prod(v.shape)) * v.dtype.size for v in network.variables)
     try:
-        module = tf.saved_model.load(str(path))
-        labels = tuple(label.decode() for label in module.labels().numpy())
-        return _by_layer(module.signatures["serving_default"].variables), labels
-    except (OSError, AttributeError, KeyError, tf.errors.OpError) as error:
+        variables, labels = read_saved_model(path, here + _MOST_BEYOND_NETWORK)
+    except (OSError, ValueError, tf.errors.OpError) as error:
         raise UserError(
             f"initial_weights: {path} is not a SavedModel that `export` wrote: {error}"
         ) from error
+    weights: dict[str, dict[str, np.ndarray]] = {}
+    for variable, value in variables.items():
+        layer, name = _layer_and_name(variable)
+        weights.setdefault(layer, {})[name] = value
+    return weights, labels
 
 
 def _by_layer(variables: Iterable[tf.Variable]) -> Weights:
     weights: dict[str, dict[str, np.ndarray]] = {}
     for variable in variables:
         if variable.dtype.is_floating:  # the state of dropout is not
-            layer, name = _layer_and_name(variable)
+            layer, name = _layer_and_name(variable.name)
             weights.setdefault(layer, {})[name] = variable.numpy()
     return weights
 
 
-def _layer_and_name(variable: tf.Variable) -> tuple[str, str]:
+def _layer_and_name(variable: str) -> tuple[str, str]:
     """Returns ``stem_conv`` and ``kernel`` of ``stem_conv/kernel:0``."""
-    layer, name = variable.name.split(":")[0].split("/")[-2:]
-    return layer, name
+    path, _, name = variable.split(":")[0].rpartition("/")
+    return path.rpartition("/")[2], name
 
 
 def _set(network: keras.Model, weights: Weights, path: Path, *, with_head: bool) -> None:
     layers = [layer for layer in network.layers if layer.weights and not isinstance(layer, Dropout)]
-    names = {_layer_and_name(variable)[0] for layer in layers for variable in layer.weights}
+    names = {_layer_and_name(variable.name)[0] for layer in layers for variable in layer.weights}
     unknown = [layer for layer in weights if layer not in names]
     if unknown:
         raise UserError(
@@ -169,7 +188,7 @@ def _set(network: keras.Model, weights: Weights, path: Path, *, with_head: bool)
         layers.remove(network.get_layer("logits"))
     variables, values = [], []
     for variable in (variable for layer in layers for variable in layer.weights):
-        layer, name = _layer_and_name(variable)
+        layer, name = _layer_and_name(variable.name)
         value = weights.get(layer, {}).get(name)
         if value is None or value.shape != variable.shape:
             there = "does not exist" if value is None else f"is {value.shape}"

@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import TypedDict
 
 import tensorflow as tf
 
@@ -14,6 +15,7 @@ from imagenet_fast.base.durations import milliseconds
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import write_file
 from imagenet_fast.base.option import option_text
+from imagenet_fast.base.outside import MAX_JSON, Count, parse_json, read_bounded
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.exchange import text_of_chief
@@ -26,6 +28,11 @@ FILE = "fusion.json"
 _WARMUP, _REPEATS = 1, 5
 
 Segments = tuple[int, ...]
+
+
+class _Chosen(TypedDict):
+    replicas: Count
+    fusion_segments: tuple[Count, ...]
 
 
 def choose_fusion(
@@ -155,8 +162,14 @@ def load_fusion(strategy: tf.distribute.Strategy, model_dir: str) -> Fusion | No
       model_dir: the run's directory.
     """
     file = to_path(model_dir, FILE)
-    text = text_of_chief(strategy, file.read_text(encoding="utf-8") if file.exists() else "")
-    values = json.loads(text) if text else {}
-    if values.get("replicas") != strategy.num_replicas_in_sync:
+    exists = file.exists()
+    text = text_of_chief(strategy, read_bounded(file, MAX_JSON).decode() if exists else "")
+    if not text:
         return None
-    return Fusion(bytes=0, segments=tuple(values["fusion_segments"]))
+    try:
+        chosen = parse_json(text, _Chosen)
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({error}): remove it") from None
+    if chosen["replicas"] != strategy.num_replicas_in_sync:
+        return None
+    return Fusion(bytes=0, segments=chosen["fusion_segments"])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Union
 
 from imagenet_fast.base.files import LineFile, read_objects
+from imagenet_fast.base.outside import Count
 from imagenet_fast.base.paths import to_path
 
 # A row; :class:`Recorder` lists its values.
@@ -41,7 +42,8 @@ class JsonLines:
 
 def read_rows(model_dir: str) -> list[Row]:
     """Returns the rows of ``metrics.jsonl``, without damaged lines."""
-    return read_objects(to_path(model_dir, METRICS_FILE), {"kind": str, "step": int})
+    types = {"kind": str, "step": Count}
+    return read_objects(to_path(model_dir, METRICS_FILE), types, Union[float, None])
 
 
 def best_evaluation(rows: Sequence[Row]) -> Row:

@@ -12,9 +12,11 @@ import json
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import LineFile, whole_lines
+from imagenet_fast.base.outside import Count, parse_json
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.training.callback import TensorsCallback
@@ -25,6 +27,15 @@ FILE = "mlperf.log"
 _MARK = ":::MLLOG "
 
 _START, _END, _POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
+
+
+class _Metadata(TypedDict, total=False):
+    step_num: Count
+
+
+class _Line(TypedDict):
+    key: str
+    metadata: _Metadata
 
 
 class MLPerfLog(TensorsCallback):
@@ -156,9 +167,19 @@ class MLPerfLog(TensorsCallback):
 
 
 def read_lines(model_dir: str) -> list[dict[str, Any]]:
-    """Returns the lines of a run's log, without an incomplete last one."""
-    lines = whole_lines(to_path(model_dir, FILE))
-    return [json.loads(line[len(_MARK) :]) for line in lines if line.startswith(_MARK)]
+    """Returns the lines of a run's log, without an incomplete last one.
+
+    Raises:
+      UserError: if one is damaged.
+    """
+    file = to_path(model_dir, FILE)
+    lines = [line[len(_MARK) :] for line in whole_lines(file) if line.startswith(_MARK)]
+    try:
+        for line in lines:
+            parse_json(line, _Line)
+        return [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({error}): remove it") from None
 
 
 def _text(line: dict[str, Any]) -> str:

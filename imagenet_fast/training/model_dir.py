@@ -6,15 +6,16 @@ import contextlib
 import dataclasses
 import fcntl
 import os
+import pathlib
 import re
+import time
 from collections.abc import Iterator, Sequence
-
-import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.base.files import write_file
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text
+from imagenet_fast.base.outside import MAX_JSON, read_bounded
 from imagenet_fast.base.paths import Path, is_local, to_path
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.config import Config
@@ -26,7 +27,7 @@ from imagenet_fast.models.options import CUSTOM, ModelOptions, is_custom
 from imagenet_fast.optimizers.options import ScheduleOptions
 from imagenet_fast.training.metrics_file import Row, best_evaluation, read_rows
 from imagenet_fast.training.options import CHECKPOINT_CHOICES
-from imagenet_fast.training.run_config import CONFIG_FILE, directory_of, read_config
+from imagenet_fast.training.run_config import CONFIG_FILE, directory_of, stored_config
 
 LABELS_FILE = "labels.txt"
 CHECKPOINTS = "checkpoints"  # a folder
@@ -47,8 +48,11 @@ _NETWORK_OPTIONS = {
     *("whitening_images", "proxy_model", "proxy_width"),
     *("batch_norm_momentum", "batch_norm_batch_size", "dropout"),
 }
-_CHECKPOINT = re.compile(r"ckpt-(\d+)")
-_CHECKPOINT_FILE = re.compile(r"ckpt-(\d+)\.(index|data-\d{5}-of-\d{5})")
+_CHECKPOINT_FILE = re.compile(r"ckpt-(\d{1,15})\.(index|data-\d{5}-of-\d{5})")
+# TensorFlow's list of checkpoints, and the line with the latest.
+_RECORD = "checkpoint"
+_LATEST = re.compile(rb'^model_checkpoint_path: "(?:.*/)?ckpt-(\d{1,15})"$', re.MULTILINE)
+_MAX_RECORD = 2**20
 
 
 def claim_model_dir(config: Config, labels: Sequence[str]) -> None:
@@ -63,6 +67,7 @@ def claim_model_dir(config: Config, labels: Sequence[str]) -> None:
     """
     check_model_dir(config, labels)
     directory = to_path(config.model_dir)
+    _check_no_links(directory)
     with _write_errors(directory):
         (directory / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         if is_local(directory) and not os.access(directory, os.W_OK):
@@ -71,6 +76,19 @@ def claim_model_dir(config: Config, labels: Sequence[str]) -> None:
         write_file(directory / LABELS_FILE, "".join(f"{label}\n" for label in labels))
         # Written last: where it exists, the other files do.
         write_file(directory / CONFIG_FILE, config.to_json())
+
+
+def _check_no_links(directory: Path) -> None:
+    """Raises a UserError if a folder in a run's directory is a link: the run would write there."""
+    if not is_local(directory):
+        return
+    for folder, names, _ in os.walk(directory):
+        for path in (pathlib.Path(folder, name) for name in names):
+            if path.is_symlink():
+                raise UserError(
+                    f"{path} is a link to {path.readlink()}, where the run would write: make it a "
+                    "folder, or choose another --model_dir"
+                )
 
 
 @contextlib.contextmanager
@@ -121,7 +139,7 @@ def check_model_dir(config: Config, labels: Sequence[str]) -> None:
                 "choose another --model_dir"
             )
         return
-    earlier = read_config(config.model_dir)
+    earlier = stored_config(config.model_dir)
     names = [
         name
         for name in config.differences(earlier, free=False)
@@ -146,7 +164,7 @@ def check_network(config: Config) -> None:
     Raises:
       UserError: if an option of the network or of its inputs is not the run's.
     """
-    run = read_config(config.model_dir)
+    run = stored_config(config.model_dir)
     _check_model_is_given(config, run)
     names = [name for name in run.differences(config) if name in _NETWORK_OPTIONS]
     if is_custom(run.model) and is_custom(config.model):  # One function can have two names.
@@ -213,7 +231,7 @@ def read_labels(model_dir: str) -> tuple[str, ...]:
     """
     file = directory_of(model_dir) / LABELS_FILE
     try:
-        *labels, end = file.read_text(encoding="utf-8").split("\n")
+        *labels, end = read_bounded(file, MAX_JSON).decode().split("\n")
     except OSError as error:
         if not file.with_name(CONFIG_FILE).exists():
             reason = f"{model_dir} holds no training run: {file}: {error.strerror}"
@@ -303,7 +321,7 @@ def checkpoint_steps(folder: Path) -> list[int]:
     steps = sorted({int(match[1]) for match in matches})
     last = recorded_step(folder)
     if last not in steps:  # The record is damaged, or its checkpoint was removed.
-        finished = [match for match in matches if "checkpoint" in names or match[2] == "index"]
+        finished = [match for match in matches if _RECORD in names or match[2] == "index"]
         last = max((int(match[1]) for match in finished), default=-1)
     return [step for step in steps if step <= last]
 
@@ -315,12 +333,30 @@ def recorded_step(folder: Path) -> int | None:
       folder: ``CHECKPOINTS`` or ``BEST`` of a ``model_dir``.
     """
     try:
-        state = tf.train.get_checkpoint_state(str(folder))
-    except ValueError:  # also bytes that are not UTF-8
+        match = _LATEST.search(read_bounded(folder / _RECORD, _MAX_RECORD))
+    except FileNotFoundError:
         return None
-    name = state.model_checkpoint_path.rpartition("/")[2] if state else ""
-    match = _CHECKPOINT.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def record_steps(folder: Path, steps: Sequence[int]) -> None:
+    """Records checkpoints in TensorFlow's list.
+
+    To be called before ``tf.train.CheckpointManager`` reads it, which removes the files that it
+    lists, wherever they are, and reads patterns, too.
+
+    Args:
+      folder: ``CHECKPOINTS`` or ``BEST`` of a ``model_dir``.
+      steps: of the checkpoints, ascending; without any, the list is removed.
+    """
+    if not steps:
+        (folder / _RECORD).unlink(missing_ok=True)
+        return
+    names = [f"ckpt-{step}" for step in steps]
+    lines = [f'model_checkpoint_path: "{names[-1]}"']
+    lines += [f'all_model_checkpoint_paths: "{name}"' for name in names]
+    lines += [f"all_model_checkpoint_timestamps: {time.time()}" for _ in names]
+    write_file(folder / _RECORD, "".join(f"{line}\n" for line in lines))
 
 
 @contextlib.contextmanager

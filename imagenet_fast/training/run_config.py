@@ -2,23 +2,74 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import check_no_pattern
-from imagenet_fast.base.paths import Path, to_path
+from imagenet_fast.base.notices import warn_once
+from imagenet_fast.base.option import option_text
+from imagenet_fast.base.outside import MAX_JSON, read_bounded
+from imagenet_fast.base.paths import Path, is_local, to_path
 from imagenet_fast.config import Config
+from imagenet_fast.models.options import CUSTOM, is_custom
 
 CONFIG_FILE = "config.json"
 
 
 def read_config(model_dir: str) -> Config:
-    """Returns the configuration of the run in ``model_dir``.
+    """Returns the configuration of the run in ``model_dir``, which anybody may have made.
+
+    It names no code, no server, and no folder to write to but ``model_dir``: a ``model`` given as
+    ``module:function`` is ``custom``; ``cache_dir``, ``input_servers``, ``pipeline_servers`` and
+    ``tpu`` have their defaults, and so has ``data_dir`` if it is in another bucket than
+    ``model_dir``. Set them by ``replace`` if they are yours.
 
     Raises:
       UserError: if there is none.
     """
+    config = stored_config(model_dir)
+    return config.replace(**_left_out(config))
+
+
+def config_of_run(model_dir: str, changes: Mapping[str, Any]) -> Config:
+    """Returns the configuration of a run as :func:`read_config`, with a command line's options.
+
+    Warns of options that the command line would have to repeat.
+
+    Args:
+      model_dir: the run's directory.
+      changes: the options given, by name.
+
+    Raises:
+      UserError: if there is no run, or its network is code that the command line does not name.
+    """
+    stored = stored_config(model_dir)
+    left_out = {name: value for name, value in _left_out(stored).items() if name not in changes}
+    if "model" in left_out and stored.model != CUSTOM:
+        raise UserError(
+            f"the network of the run in {model_dir} is code, {stored.model}, which only the "
+            f"command line may name: if you trust it, give --model={stored.model}"
+        )
+    for name in left_out.keys() & {"data_dir", "pipeline_servers"}:
+        warn_once(
+            f"{name}={option_text(getattr(stored, name))} of the run in {model_dir} is not used: "
+            f"give --{name} to connect to it"
+        )
+    return stored.replace(**{**left_out, **changes})
+
+
+def stored_config(model_dir: str) -> Config:
+    """Returns all that the run's file says: to compare and to show, not to build from.
+
+    Raises:
+      UserError: if there is no run.
+    """
     file = directory_of(model_dir) / CONFIG_FILE
     try:
-        return Config.from_json(file.read_text(encoding="utf-8")).replace(model_dir=model_dir)
+        text = read_bounded(file, MAX_JSON).decode()
+        return Config.from_json(text).replace(model_dir=model_dir)
     except OSError as error:
         raise UserError(f"{model_dir} holds no training run: {file}: {error.strerror}") from None
     except ValueError as error:  # a UserError, or bytes that are not UTF-8
@@ -36,3 +87,21 @@ def directory_of(model_dir: str) -> Path:
     directory = to_path(model_dir)
     check_no_pattern(directory)
     return directory
+
+
+def _left_out(stored: Config) -> dict[str, Any]:
+    """Returns replacements for the options that a run's file may not give."""
+    values = {
+        field.name: field.default
+        for field in dataclasses.fields(stored)
+        if not field.metadata["in_files_of_runs"] and getattr(stored, field.name) != field.default
+    }
+    if is_custom(stored.model):
+        values["model"] = CUSTOM
+    if not is_local(stored.data_dir) and _bucket(stored.data_dir) != _bucket(stored.model_dir):
+        values["data_dir"] = ""
+    return values
+
+
+def _bucket(path: str) -> tuple[str, ...]:
+    return () if is_local(path) else to_path(path).parts[:2]

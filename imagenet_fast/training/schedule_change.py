@@ -17,7 +17,7 @@ from imagenet_fast.training.model_dir import (
     SCHEDULE_OPTIONS,
     checkpoint_steps,
 )
-from imagenet_fast.training.run_config import directory_of, read_config
+from imagenet_fast.training.run_config import directory_of, stored_config
 from imagenet_fast.training.schedule import build_schedule, total_steps
 
 
@@ -39,7 +39,7 @@ def change_of_schedule(config: Config, steps_per_epoch: int) -> str:
     steps = checkpoint_steps(directory_of(config.model_dir) / CHECKPOINTS)
     if not steps:
         return ""
-    step, earlier = steps[-1], read_config(config.model_dir)
+    step, earlier = steps[-1], stored_config(config.model_dir)
     names = [name for name in config.differences(earlier) if name in SCHEDULE_OPTIONS]
     if not names:
         return ""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypedDict, Union
 
 from imagenet_fast.base import environment
 from imagenet_fast.base.files import write_file
+from imagenet_fast.base.outside import Count, check_types, read_json
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.data import bad_images
 from imagenet_fast.distribute.devices import RunDevices
@@ -18,7 +19,37 @@ from imagenet_fast.training.options import RunOptions
 
 FILE = "summary.json"
 # What the last line of a run shows.
-_SHOWN = {"top1", "epochs", "train_seconds", "wall_seconds", "images_per_second"}
+_SHOWN = {
+    "top1": Union[float, None],
+    "epochs": float,
+    "train_seconds": float,
+    "wall_seconds": float,
+    "images_per_second": float,
+}
+_Text = Union[str, None]
+
+
+class _Hardware(TypedDict, total=False):
+    cpu: str
+    cores: Count
+    gpus: list[str]
+
+
+class _DamagedCheckpoint(TypedDict):
+    step: Count
+    reason: str
+    resumed_from: Count
+
+
+# The types of values other than numbers.
+_OTHERS = {
+    "bad_images": dict[str, Count],
+    "damaged_checkpoints": list[_DamagedCheckpoint],
+    "devices": list[str],
+    "hardware": _Hardware,
+    "versions": dict[str, str],
+    **dict.fromkeys(("stopped", "runs_on", "collective", "command", "finished", "data"), _Text),
+}
 
 
 def make_summary(
@@ -93,8 +124,9 @@ def write_summary(model_dir: str, summary: dict[str, Any]) -> None:
 def read_summary(model_dir: str) -> dict[str, Any] | None:
     """Returns what :func:`write_summary` wrote; None: nothing, or nothing readable."""
     try:
-        summary = json.loads(to_path(model_dir, FILE).read_text(encoding="utf-8"))
+        summary = read_json(to_path(model_dir, FILE), dict[str, Any])
+        others = {name: kind for name, kind in _OTHERS.items() if name in summary}
+        check_types(summary, {**_SHOWN, **others}, Union[float, None])
     except (OSError, ValueError):
         return None
-    whole = isinstance(summary, dict) and summary.keys() >= _SHOWN
-    return summary if whole else None
+    return summary

@@ -308,6 +308,12 @@ class _Run:
     def _restore(self) -> tuple[int, Evaluations]:
         """Returns the step from which the run resumes, and its evaluations."""
         state = self.checkpoints.restore()
+        missing = {"step", "clock", "validation"} - (state or {}).keys()
+        if state is not None and missing:
+            raise UserError(
+                f"the checkpoint in {self.config.model_dir} has no {', '.join(sorted(missing))}: "
+                "it is not one of training; choose another --model_dir"
+            )
         check_consistent(
             self.strategy,
             "where to start",
@@ -403,11 +409,11 @@ class _Run:
 
     def _before_training(self, step: int) -> None:
         """Saves some input images, unless an earlier process has."""
-        config, directory = self.config, self.config.model_dir
+        config, directory, classes = self.config, self.config.model_dir, self.info.num_classes
         if not self.chief:
             return
         remove_error_analysis(directory)  # It is from an earlier step.
-        if config.examine and not config.synthetic and load_inputs(directory) is None:
+        if config.examine and not config.synthetic and load_inputs(directory, classes) is None:
             inputs = make_input_images(config, self.info, self.model.mixer, step)
             save_inputs(directory, inputs, self.info.labels, step, self.board)
 
@@ -416,7 +422,7 @@ class _Run:
         config, directory = self.config, self.config.model_dir
         if not config.examine or not self.validation_examples:
             return
-        missing = load_error_analysis(directory) is None
+        missing = load_error_analysis(directory, self.info.num_classes) is None
         # Other machines may not see the chief's latest files: the chief decides.
         if text_of_chief(self.strategy, str(missing)) == str(True):
             if self.chief:

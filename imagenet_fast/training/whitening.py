@@ -13,7 +13,7 @@ from imagenet_fast.data.options import InputOptions
 from imagenet_fast.data.order import part_of, part_reader
 from imagenet_fast.data.pipeline import thread_count, with_threads
 from imagenet_fast.data.resize_op import with_resize_kernel
-from imagenet_fast.data.shards import read_shard
+from imagenet_fast.data.shards import shard_reader
 from imagenet_fast.layers import PatchWhitening, PixelNormalization
 
 _BATCH = 256
@@ -48,7 +48,7 @@ def _first_images(options: InputOptions, info: DatasetInfo, count: int) -> np.nd
         options = with_resize_kernel(options)
         threads = thread_count(options)
         part = part_of(info.splits["train"], options.replace(shard_by="records"), 1, 0)
-        records = part.shards().flat_map(part_reader(read_shard)).take(count)
+        records = part.shards().flat_map(part_reader(shard_reader(part.paths))).take(count)
         batches = evaluation_batches(records.batch(_BATCH), info, options, threads)
         parts = [
             images.numpy()[weights.numpy() > 0]

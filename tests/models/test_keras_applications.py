@@ -235,3 +235,26 @@ def test_no_file_and_no_hdf5(tmp_path, model):
         file.create_group("a")["b"] = np.zeros(3)
     with pytest.raises(UserError, match=r"other\.h5 cannot be read"):
         load_keras_applications_weights(model, tmp_path / "other.h5")
+
+
+def test_file_of_a_kilobyte_that_claims_terabytes(tmp_path, model):
+    with h5py.File(tmp_path / "claim.h5", "w") as file:
+        group = file.create_group("conv1_conv/conv1_conv")
+        space = h5py.h5s.create_simple((2**40,))
+        h5py.h5d.create(group.id, b"kernel:0", h5py.h5t.IEEE_F32LE, space)
+    with pytest.raises(UserError, match=r"claim\.h5 cannot be read .*has shape \(1099511627776,\)"):
+        load_keras_applications_weights(model, tmp_path / "claim.h5")
+
+
+def test_link_to_another_file(tmp_path, model):
+    with h5py.File(tmp_path / "link.h5", "w") as file:
+        file["conv1_conv"] = h5py.ExternalLink("/etc/passwd", "x")
+    with pytest.raises(UserError, match=r"link\.h5 cannot be read"):
+        load_keras_applications_weights(model, tmp_path / "link.h5")
+
+
+def test_more_than_any_network_has(tmp_path, model):
+    with (tmp_path / "holes.h5").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(UserError, match=r"holes\.h5 cannot be read .* but may have 1,073,741,824"):
+        load_keras_applications_weights(model, tmp_path / "holes.h5")

@@ -143,6 +143,58 @@ def test_another_programs_saved_model(images, tmp_path):
             list(predict(str(tmp_path / name), images))
 
 
+OUTPUTS = {
+    "classes": tf.zeros([1, 2], tf.int32),
+    "labels": tf.constant([["a", "b"]]),
+    "probabilities": tf.zeros([1, 2]),
+    "error": tf.constant([""]),
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"labels": None}, "is not a SavedModel of `imagenet-fast export`"),
+        ({"classes": tf.zeros([1, 2])}, "is not a SavedModel of `imagenet-fast export`"),
+        ({"error": tf.zeros([1])}, "is not a SavedModel of `imagenet-fast export`"),
+        ({"labels": tf.constant([[b"\xff", b"b"]])}, "failed, .* can't decode byte 0xff"),
+        ({"error": tf.constant([b"\xff"])}, "failed, .* can't decode byte 0xff"),
+        ({"classes": tf.zeros([1, 3], tf.int32)}, "failed, .* answers for 1 images"),
+        ({"error": tf.constant(["", ""])}, "failed, .* answers for 1 images"),
+        ({"error": tf.constant("")}, "failed, "),
+        ({"classes": tf.zeros([], tf.int32)}, "failed, "),
+    ],
+)
+def test_outputs_of_a_program_of_others(images, tmp_path, changed, message):
+    outputs = {name: value for name, value in {**OUTPUTS, **changed}.items() if value is not None}
+    module = tf.Module()
+    spec = tf.TensorSpec([None], tf.string, name="images")
+    module.classify = tf.function(lambda images: outputs, input_signature=[spec])
+    tf.saved_model.save(module, str(tmp_path / "other"), signatures=module.classify)
+    with pytest.raises(UserError, match=f"{tmp_path / 'other'} {message}"):
+        list(predict(str(tmp_path / "other"), images[:1]))
+
+
+def test_program_that_fails(images, tmp_path):
+    def fail(images):
+        with tf.control_dependencies([tf.debugging.Assert(False, ["on purpose"])]):
+            return {name: tf.identity(value) for name, value in OUTPUTS.items()}
+
+    module = tf.Module()
+    spec = tf.TensorSpec([None], tf.string, name="images")
+    module.classify = tf.function(fail, input_signature=[spec])
+    tf.saved_model.save(module, str(tmp_path / "other"), signatures=module.classify)
+    with pytest.raises(UserError, match=f"the model in {tmp_path / 'other'} failed, "):
+        list(predict(str(tmp_path / "other"), images[:1]))
+
+
+def test_it_is_said_that_the_program_runs(images, tmp_path, capfd):
+    (tmp_path / "saved_model.pb").write_bytes(b"\xff half of one")
+    with pytest.raises(UserError):
+        list(predict(str(tmp_path), images))
+    assert f"predict: running the program in {tmp_path}; it can do" in capfd.readouterr().err
+
+
 # --- The command
 
 

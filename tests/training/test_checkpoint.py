@@ -3,6 +3,7 @@
 import pathlib
 import shutil
 
+import checkpoint_writer as writer
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -17,6 +18,12 @@ from imagenet_fast.training.model_dir import claim_model_dir
 IMAGES = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 LABELS = np.arange(8) % 3
 LABEL_NAMES = ("cat", "dog", "grey wolf")
+CLOCK = {
+    "train_seconds": 1 / 3,
+    "timed_images": 16,
+    "compile_seconds": 0.5,
+    "wall_seconds": 1.5,
+}
 
 
 def make_model(units=5, seed=0, depth=1, loss_scale=False):
@@ -59,7 +66,7 @@ def saved(config):
     """A model, of which the checkpoint of step 2 is there."""
     model = make_model()
     take_steps(model, 2)
-    Checkpoints(model, config).save(2, {"step": 2, "clock": {"train_seconds": 0.1}})
+    Checkpoints(model, config).save(2, {"step": 2, "clock": CLOCK})
     return model
 
 
@@ -79,7 +86,7 @@ def test_nothing_to_restore(config):
 def test_all_that_a_run_needs_comes_back(config, loss_scale):
     model = make_model(loss_scale=loss_scale)
     take_steps(model, 2)
-    state = {"step": 2, "clock": {"train_seconds": 1 / 3}, "validation": {}}
+    state = {"step": 2, "clock": CLOCK, "validation": {}}
     Checkpoints(model, config).save(2, state)
     other = make_model(seed=1, loss_scale=loss_scale)
     assert Checkpoints(other, config).restore() == state
@@ -245,3 +252,108 @@ def test_full_disk(config, saved, monkeypatch):
         checkpoints.save(3, {})
     assert not half.exists()
     assert steps_kept(config) == [2]
+
+
+# --- Of others ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "best"])
+@pytest.mark.parametrize("planted", ["../../precious/ckpt-4", "{root}/precious/*/[ct]*", "../../*"])
+def test_only_checkpoints_of_the_run_are_removed(config, tmp_path, folder, planted):
+    """TensorFlow's CheckpointManager removes all that the list names, also by patterns."""
+    precious = [tmp_path / "precious" / name for name in ("ckpt-4.index", "of/tax.pdf")]
+    for path in precious:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("precious")
+    model = make_model()
+    take_steps(model)
+    Checkpoints(model, config).save(2, {"step": 2})
+    Checkpoints(model, config).save_best(2, {"step": 2})
+    listed = pathlib.Path(config.model_dir, folder, "checkpoint")
+    listed.write_text(
+        'model_checkpoint_path: "ckpt-2"\n'
+        f'all_model_checkpoint_paths: "{planted.format(root=tmp_path)}"\n'
+        'all_model_checkpoint_paths: "ckpt-2"\n'
+        "all_model_checkpoint_timestamps: 1.0\nall_model_checkpoint_timestamps: 2.0\n"
+    )
+    checkpoints = Checkpoints(make_model(), config.replace(keep_checkpoints=1))
+    checkpoints.restore()
+    for step in (3, 4, 5):
+        checkpoints.save(step, {"step": step})
+        checkpoints.save_best(step, {"step": step})
+    assert all(path.read_text() == "precious" for path in precious)
+    kept = {path.stem for path in listed.parent.glob("ckpt-*.index")}
+    assert kept == {"ckpt-5"}
+
+
+def test_a_list_without_checkpoints_removes_nothing(config, tmp_path):
+    (tmp_path / "ckpt-1.index").write_text("precious")
+    listed = pathlib.Path(config.model_dir, "checkpoints", "checkpoint")
+    listed.parent.mkdir(parents=True)
+    listed.write_text(
+        'model_checkpoint_path: "ckpt-1"\nall_model_checkpoint_paths: "../../ckpt-1"\n'
+    )
+    model = make_model()
+    take_steps(model)
+    checkpoints = Checkpoints(model, config.replace(keep_checkpoints=1))
+    assert checkpoints.restore() is None
+    for step in (2, 3):
+        checkpoints.save(step, {"step": step})
+    assert (tmp_path / "ckpt-1.index").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ({"step": "7"}, "Expected `int`, got `str`"),
+        ({"step": -1}, "Expected `int` >= 0"),
+        ({"step": 2, "clock": {**CLOCK, "train_seconds": None}}, "train_seconds"),
+        ({"step": 2, "best": {"top1": [1]}}, "best"),
+        ({"step": 2, "train_checksum": 5}, "train_checksum"),
+    ],
+)
+def test_a_state_of_other_types(config, state, reason):
+    model = make_model()
+    take_steps(model)
+    Checkpoints(model, config).save(2, state)
+    with pytest.raises(UserError, match=reason):
+        Checkpoints(make_model(), config).restore()
+
+
+def test_folders_of_other_workers_have_no_fixed_name(config, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    first = pathlib.Path(checkpoint._temporary_folder(config.model_dir, 1))
+    other = pathlib.Path(checkpoint._temporary_folder(config.model_dir, 2))
+    assert first.stat().st_mode & 0o777 == 0o700
+    (first / "left").touch()
+    precious = tmp_path / "precious"
+    (precious / "of").mkdir(parents=True)
+    link = tmp_path / f"{first.name}2"
+    link.symlink_to(precious)
+    again = pathlib.Path(checkpoint._temporary_folder(config.model_dir, 1))
+    assert again.is_dir() and not first.exists() and other.exists()  # what a killed one left
+    assert (precious / "of").is_dir()
+
+
+def claim(config, folder, shape):
+    """Replaces the index of a run's checkpoint by one that claims a shape."""
+    path = pathlib.Path(config.model_dir, folder, "ckpt-2.index")
+    path.write_bytes(writer.table({b"": writer.header(), b"a": writer.entry(shape, 16)}))
+
+
+@pytest.mark.parametrize("shape", [[2**62, 2**62], [-1]])
+def test_a_checkpoint_that_would_end_the_process(config, shape, capsys):
+    """BundleReader::GetValue of tensor_bundle.cc makes the tensor that the index claims."""
+    model = make_model()
+    take_steps(model)
+    checkpoints = Checkpoints(model, config)
+    checkpoints.save(1, {"step": 1})
+    checkpoints.save(2, {"step": 2})
+    checkpoints.save_best(2, {"step": 2})
+    claim(config, "checkpoints", shape)
+    claim(config, "best", shape)
+    for which in ("last", "best"):
+        with pytest.raises(UserError, match="claims what is not there: a has shape"):
+            restore_weights(make_model(), config.model_dir, which)
+    assert Checkpoints(make_model(), config).restore() == {"step": 1}
+    assert "set aside as damaged-ckpt-2" in capsys.readouterr().err

@@ -17,9 +17,9 @@ from imagenet_fast.training.model_dir import (
     check_network,
     checkpoint_of,
     claim_model_dir,
-    read_config,
     read_labels,
 )
+from imagenet_fast.training.run_config import read_config
 
 LABEL_NAMES = ("cat", "dog", "grey wolf")
 
@@ -135,7 +135,7 @@ def test_a_network_given_in_python_must_be_given_again(config):
     [
         ("{", "config.json: not a configuration"),
         (b"\xff\xfe", "config.json: 'utf-8' codec can't decode byte 0xff"),
-        ("[]", "config.json: not a configuration: expected a JSON object"),
+        ("[]", "config.json: not a configuration: Expected `object`, got `array`"),
         ('{"bach_size": 3}', "config.json: there is no option 'bach_size'; did you mean"),
         ('{"batch_size": -3}', "config.json: batch_size is -3, but must be positive"),
     ],
@@ -241,3 +241,44 @@ def test_the_best_checkpoint_of_a_run_that_was_partly_without_keep_best(config, 
     (best / "ckpt-20.index").rename(best / "ckpt-10.index")
     assert checkpoint_of(config.model_dir, "best") == str(best / "ckpt-10")
     assert "best has the checkpoint of step 10, not that of the best" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "best", "tensorboard/train"])
+def test_folders_that_lead_elsewhere_are_refused(config, tmp_path, name):
+    link = pathlib.Path(config.model_dir, name)
+    link.parent.mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=f"{name} is a link to .*elsewhere, where the run would"):
+        claim_model_dir(config, LABEL_NAMES)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_directory_may_itself_be_a_link(config, tmp_path):
+    (tmp_path / "disk").mkdir()
+    pathlib.Path(config.model_dir).symlink_to(tmp_path / "disk")
+    claim_model_dir(config, LABEL_NAMES)
+    assert read_labels(config.model_dir) == LABEL_NAMES
+
+
+@pytest.mark.parametrize("name", ["config.json", "labels.txt"])
+def test_planted_links_are_replaced_and_not_followed(config, tmp_path, name):
+    (tmp_path / "precious").write_text("precious")
+    pathlib.Path(config.model_dir).mkdir()
+    pathlib.Path(config.model_dir, name).symlink_to(tmp_path / "precious")
+    if name == "config.json":
+        with pytest.raises(UserError, match="not a configuration"):
+            claim_model_dir(config, LABEL_NAMES)
+    else:
+        claim_model_dir(config, LABEL_NAMES)
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_a_list_of_checkpoints_of_gigabytes(config, tmp_path):
+    folder = pathlib.Path(config.model_dir, "checkpoints")
+    folder.mkdir(parents=True)
+    with (folder / "checkpoint").open("wb") as file:
+        file.truncate(2**40)
+    (folder / "ckpt-3.index").touch()
+    with pytest.raises(OSError, match="may have 1,048,576"):
+        model_dir.checkpoint_steps(folder)

@@ -290,7 +290,7 @@ def test_functions_make_their_model_and_return_one_tensor(config):
 def test_a_run_whose_model_has_no_name_needs_it_again(run):
     recorded = Config.from_json(pathlib.Path(run.model_dir, "config.json").read_text())
     assert recorded.model == "custom"
-    with pytest.raises(UserError, match="this run's model was given in Python"):
+    with pytest.raises(UserError, match="this run's model is code"):
         evaluate(recorded)
 
 

@@ -172,12 +172,12 @@ PICTURES = [
 
 def test_pictures(config, summary):
     assert pictures_in(config.model_dir) == PICTURES
-    found = load_error_analysis(config.model_dir)
+    found = load_error_analysis(config.model_dir, 10)
     true, answers, images = found.confusion.T
     assert images.sum() == summary["images_evaluated"]
     assert images[true == answers].sum() == round(359 * summary["top1"])
     assert found.step == 25
-    assert load_inputs(config.model_dir).images.shape == (32, 16, 16, 3)
+    assert load_inputs(config.model_dir, 10).images.shape == (32, 16, 16, 3)
 
 
 @pytest.mark.long
@@ -197,7 +197,7 @@ def test_monitoring_does_not_change_the_weights(config, summary, tmp_path):
     ]
     assert losses[0] == losses[1]
 
-    assert load_error_analysis(other.model_dir) is load_inputs(other.model_dir) is None
+    assert load_error_analysis(other.model_dir, 10) is load_inputs(other.model_dir, 10) is None
     profiles = list(pathlib.Path(other.model_dir).rglob("*.xplane.pb"))
     (path,) = profiles
     assert path.parts[-6:-2] == ("tensorboard", "train", "plugins", "profile")
@@ -225,12 +225,12 @@ def test_profile_steps_beyond_the_run(config):
 
 @pytest.mark.long
 def test_a_run_killed_during_the_error_analysis_repeats_it(config, summary, tmp_path):
-    expected = load_error_analysis(config.model_dir)
+    expected = load_error_analysis(config.model_dir, 10)
     shutil.copytree(config.model_dir, tmp_path / "run")
     (tmp_path / "run" / "examination.npz").unlink()
     (tmp_path / "run" / "report.html").unlink()
     train(config.replace(model_dir=str(tmp_path / "run")))
-    found = load_error_analysis(str(tmp_path / "run"))
+    found = load_error_analysis(str(tmp_path / "run"), 10)
     for name, value in vars(expected).items():
         np.testing.assert_array_equal(getattr(found, name), value)
     assert "Worst mistakes" in (tmp_path / "run" / "report.html").read_text()
@@ -425,12 +425,12 @@ def test_a_run_that_a_callback_ended_goes_on(config, summary, tmp_path, capsys, 
     # Extended and evaluated at the same times, when it resumes.
     shorter = config.replace(duration="21 steps", checkpoint_every="9 steps")
     assert train(shorter, callbacks=[first])["steps"] == 10
-    assert not examine or load_error_analysis(config.model_dir).step == 10
+    assert not examine or load_error_analysis(config.model_dir, 10).step == 10
     assert train(config, callbacks=[second])["steps"] == 25
     change = "resumes from step 10 with duration='25 steps' instead of '21 steps'; learning rate"
     assert change in capsys.readouterr().err
     if examine:
-        assert load_error_analysis(config.model_dir).step == 25
+        assert load_error_analysis(config.model_dir, 10).step == 25
         # The input images are those of the first process.
         of_training = [place for place in pictures_in(config.model_dir) if place[0] == "train"]
         assert of_training == PICTURES[:1]
@@ -511,7 +511,7 @@ def test_no_validation_split_and_rare_events(config, training_shards, tmp_path):
     ):
         summary = train(config, model=small_network)
     assert summary["steps"] == 7
-    assert load_error_analysis(str(tmp_path)) is None
+    assert load_error_analysis(str(tmp_path), 10) is None
     names = ("top1", "top5", "loss", "images_evaluated", "images_skipped_in_evaluation")
     assert [summary[name] for name in names] == [None] * 5
     (row,) = read_rows(str(tmp_path))

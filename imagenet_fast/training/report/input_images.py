@@ -18,7 +18,7 @@ from imagenet_fast.data.pipeline import (
     with_threads,
 )
 from imagenet_fast.data.resize_op import with_resize_kernel
-from imagenet_fast.data.shards import read_shard
+from imagenet_fast.data.shards import shard_reader
 from imagenet_fast.training.mix import Mixer
 
 _IMAGES = 32
@@ -75,7 +75,7 @@ def make_input_images(
     threads = thread_count(options)
     order = training_order(
         part_of(split, options, pipelines=1, pipeline=0),
-        read_shard,
+        shard_reader(split.paths),
         options,
         batch_size=count,
         images_per_step=count,

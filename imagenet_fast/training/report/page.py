@@ -45,8 +45,8 @@ def write_report(config: Config, summary: dict[str, Any], labels: Sequence[str])
         read_rows(directory),
         config,
         labels,
-        load_inputs(directory),
-        load_error_analysis(directory),
+        load_inputs(directory, len(labels)),
+        load_error_analysis(directory, len(labels)),
     )
     write_file(to_path(directory, FILE), text)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import zipfile
-import zlib
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from imagenet_fast.base.files import write_file
+from imagenet_fast.base.outside import read_arrays
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.training.report.error_analysis import ErrorAnalysis
 from imagenet_fast.training.report.input_images import InputImages
@@ -22,14 +21,14 @@ ERROR_ANALYSIS_FILE = "examination.npz"
 _Saved = TypeVar("_Saved", InputImages, ErrorAnalysis)
 
 
-def load_inputs(model_dir: str) -> InputImages | None:
-    """Returns a run's saved input images; None if there are none."""
-    return _load(to_path(model_dir, INPUTS_FILE), InputImages)
+def load_inputs(model_dir: str, classes: int) -> InputImages | None:
+    """Returns a run's saved input images; None if there are none, or the file is damaged."""
+    return _load(to_path(model_dir, INPUTS_FILE), InputImages, classes)
 
 
-def load_error_analysis(model_dir: str) -> ErrorAnalysis | None:
-    """Returns a run's saved error analysis; None if there is none."""
-    return _load(to_path(model_dir, ERROR_ANALYSIS_FILE), ErrorAnalysis)
+def load_error_analysis(model_dir: str, classes: int) -> ErrorAnalysis | None:
+    """Returns a run's saved error analysis; None if there is none, or the file is damaged."""
+    return _load(to_path(model_dir, ERROR_ANALYSIS_FILE), ErrorAnalysis, classes)
 
 
 def save_inputs(
@@ -103,15 +102,36 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _load(path: Path, kind: type[_Saved]) -> _Saved | None:
-    """Returns the saved object; None if there is none or its file is damaged."""
+def _load(path: Path, kind: type[_Saved], classes: int) -> _Saved | None:
     if not path.exists():
         return None
     try:
-        with np.load(io.BytesIO(path.read_bytes())) as arrays:
-            return kind(**{name: _plain(arrays[name]) for name in arrays.files})
-    except (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error):
+        arrays = read_arrays(path)
+        images = arrays["images"]
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+            return None
+        valid = all(_is_valid(name, array, len(images), classes) for name, array in arrays.items())
+        return kind(**{name: _plain(array) for name, array in arrays.items()}) if valid else None
+    except (KeyError, TypeError, ValueError):
         return None
+
+
+def _is_valid(name: str, array: np.ndarray, images: int, classes: int) -> bool:
+    """Whether a value of ``InputImages`` or ``ErrorAnalysis`` has its shape and range."""
+    if name == "images":
+        return True
+    if name == "step":
+        return array.shape == () and array.dtype.kind == "i"
+    if name == "confusion":
+        named = array[:, :2] if array.ndim == 2 and array.shape[1] == 3 else np.array([-1])
+        return array.dtype.kind == "i" and array.min(initial=0) >= 0 and _in_range(named, classes)
+    if array.shape != (images,):
+        return False
+    return array.dtype.kind == "f" or (array.dtype.kind == "i" and _in_range(array, classes))
+
+
+def _in_range(numbers: np.ndarray, classes: int) -> bool:
+    return numbers.min(initial=0) >= 0 and numbers.max(initial=0) < classes
 
 
 def _plain(array: np.ndarray) -> Any:

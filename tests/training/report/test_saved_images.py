@@ -67,7 +67,7 @@ def shown(model_dir, kind):
 
 
 def test_nothing_is_saved_at_first(tmp_path):
-    assert load_inputs(str(tmp_path)) is load_error_analysis(str(tmp_path)) is None
+    assert load_inputs(str(tmp_path), 3) is load_error_analysis(str(tmp_path), 3) is None
     remove_error_analysis(str(tmp_path))
 
 
@@ -79,13 +79,13 @@ def board(tmp_path):
 
 def test_input_images(tmp_path, inputs, board):
     save_inputs(str(tmp_path), inputs, LABELS, 4, board)
-    assert_equal(load_inputs(str(tmp_path)), inputs)
+    assert_equal(load_inputs(str(tmp_path), 3), inputs)
     assert list(shown(tmp_path, "train")) == [(4, "images/input_images")]
 
 
 def test_examination(tmp_path, analysis, board):
     save_error_analysis(str(tmp_path), analysis, LABELS, board)
-    assert_equal(load_error_analysis(str(tmp_path)), analysis)
+    assert_equal(load_error_analysis(str(tmp_path), 3), analysis)
     found = shown(tmp_path, "validation")
     assert set(found) == {
         (25, "images/confusion_matrix"),
@@ -95,7 +95,7 @@ def test_examination(tmp_path, analysis, board):
     lines = found[25, "most_confused"].decode().splitlines()
     assert lines[2:] == ["| cat | dog\\|hound | 2 of 9 |"]
     remove_error_analysis(str(tmp_path))
-    assert load_error_analysis(str(tmp_path)) is None
+    assert load_error_analysis(str(tmp_path), 3) is None
 
 
 def test_pictures_do_not_hide_later_rows(tmp_path, inputs, board):
@@ -108,7 +108,7 @@ def test_pictures_do_not_hide_later_rows(tmp_path, inputs, board):
 def test_no_mistakes_and_no_readable_inputs(tmp_path, inputs, analysis, board):
     nothing = {name: value[:0] for name, value in vars(inputs).items()}
     save_inputs(str(tmp_path), InputImages(**nothing), LABELS, 0, board)
-    assert len(load_inputs(str(tmp_path)).images) == 0
+    assert len(load_inputs(str(tmp_path), 3).images) == 0
     perfect = {name: value[:0] for name, value in vars(analysis).items() if name != "step"}
     perfect = ErrorAnalysis(step=3, **{**perfect, "confusion": entries(np.diag([9, 9]))})
     save_error_analysis(str(tmp_path), perfect, LABELS, board)
@@ -133,7 +133,7 @@ def test_a_kill_while_showing_saves_nothing(tmp_path, analysis, board, monkeypat
     monkeypatch.setattr(tf.summary, "image", killed)
     with pytest.raises(KeyboardInterrupt):
         save_error_analysis(str(tmp_path), analysis, LABELS, board)
-    assert load_error_analysis(str(tmp_path)) is None
+    assert load_error_analysis(str(tmp_path), 3) is None
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:300], lambda data: b"", lambda data: b"PK"])
@@ -142,4 +142,4 @@ def test_damaged_files_are_ignored(tmp_path, inputs, damage):
     save_inputs(str(tmp_path), inputs, LABELS, 3, None)
     path = tmp_path / "input_images.npz"
     path.write_bytes(damage(path.read_bytes()))
-    assert load_inputs(str(tmp_path)) is None
+    assert load_inputs(str(tmp_path), 3) is None

@@ -1,0 +1,172 @@
+"""What a run that others made may decide: nothing that runs, connects or writes elsewhere."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from imagenet_fast import Config, UserError, read_config
+from imagenet_fast.base.notices import warn_once
+from imagenet_fast.training.run_config import config_of_run, stored_config
+
+# Values of the options that a run's file may not give.
+FOREIGN = {
+    "cache_dir": "/somewhere/else",
+    "input_servers": ("192.0.2.1:5050",),
+    "pipeline_servers": ("192.0.2.1:5060",),
+    "tpu": "grpc://192.0.2.1:8470",
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Returns a function that writes a run's configuration and returns the directory."""
+    warn_once.cache_clear()
+
+    def write(**options):
+        config = Config().replace(**options)
+        (tmp_path / "config.json").write_text(config.to_json())
+        return str(tmp_path)
+
+    return write
+
+
+def test_ordinary_options_are_read(run):
+    directory = run(batch_size=64, seed=3, data_dir="data/digits", initial_weights="runs/other")
+    expected = Config(
+        batch_size=64,
+        seed=3,
+        data_dir="data/digits",
+        initial_weights="runs/other",
+        model_dir=directory,
+    )
+    assert read_config(directory) == stored_config(directory) == expected
+
+
+def test_every_option_that_names_a_server_or_a_folder_is_left_out(run):
+    """Options with an address or a folder in their name or help: a new one belongs into a list."""
+    fields = {field.name: field for field in dataclasses.fields(Config)}
+    left_out = {name for name in fields if not fields[name].metadata["in_files_of_runs"]}
+    assert left_out == set(FOREIGN)
+    named = {name for name in fields if name.endswith(("_dir", "_servers", "tpu", "_weights"))}
+    # Handled on their own: where the run is, and two that are read only.
+    assert named - left_out == {"model_dir", "data_dir", "initial_weights"}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_servers_and_places_to_write_are_not_taken_from_a_run(run, name):
+    directory = run(pipeline_stages=2, **{name: FOREIGN[name]})
+    assert getattr(stored_config(directory), name) == FOREIGN[name]
+    assert getattr(read_config(directory), name) == getattr(Config, name)
+    assert getattr(config_of_run(directory, {}), name) == getattr(Config, name)
+    given = config_of_run(directory, {name: FOREIGN[name]})
+    assert getattr(given, name) == FOREIGN[name]
+
+
+def test_servers_are_named_once_more(run, capsys):
+    directory = run(pipeline_stages=2, pipeline_servers=FOREIGN["pipeline_servers"])
+    config_of_run(directory, {})
+    found = capsys.readouterr().err
+    assert "pipeline_servers=192.0.2.1:5060 of the run" in found
+    assert "give --pipeline_servers to connect to it" in found
+    config_of_run(directory, {"pipeline_servers": ("localhost:1",)})
+    assert not capsys.readouterr().err
+
+
+def test_a_bucket_is_read_only_if_the_command_line_names_it(run, tmp_path, capsys):
+    directory = run(data_dir="gs://theirs/data")
+    assert read_config(directory).data_dir == ""
+    assert config_of_run(directory, {}).data_dir == ""
+    assert "data_dir=gs://theirs/data of the run" in capsys.readouterr().err
+    given = config_of_run(directory, {"data_dir": "gs://theirs/data"})
+    assert given.data_dir == "gs://theirs/data"
+
+
+def test_the_bucket_of_the_run_is_named(run, monkeypatch):
+    from imagenet_fast.training import run_config
+
+    text = Config(data_dir="gs://mine/data").to_json()
+    monkeypatch.setattr(run_config, "read_bounded", lambda *_: text.encode())
+    assert read_config("gs://mine/runs/1").data_dir == "gs://mine/data"
+    assert read_config("gs://yours/runs/1").data_dir == ""
+
+
+def test_code_is_run_only_if_the_command_line_names_it(run):
+    directory = run(model="downloads.run.evil:build")
+    assert read_config(directory).model == "custom"
+    with pytest.raises(UserError, match=r"if you trust it, give --model=downloads\.run"):
+        config_of_run(directory, {})
+    named = config_of_run(directory, {"model": "downloads.run.evil:build"})
+    assert named.model == "downloads.run.evil:build"
+
+
+EVIL = """
+import pathlib
+pathlib.Path(__file__).with_name("ran").touch()
+def build(num_classes, image_shape): ...
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["evaluate", "--model_dir=downloads/run"],
+        ["export", "--model_dir=downloads/run", "--saved_model=exported"],
+        ["benchmark", "serving", "--model_dir=downloads/run"],
+        [
+            *("train", "--flagfile=digits", "--synthetic", "--num_classes=10", "--data_dir="),
+            *("--model_dir=new", "--initial_weights=downloads/run"),
+        ],
+    ],
+)
+def test_commands_do_not_import_what_a_run_names(tmp_path, command):
+    folder = tmp_path / "downloads" / "run"
+    folder.mkdir(parents=True)
+    (folder / "evil.py").write_text(EVIL)
+    config = Config(model="downloads.run.evil:build", data_dir=str(tmp_path / "data"))
+    (folder / "config.json").write_text(config.to_json())
+    (folder / "labels.txt").write_text("".join(f"{label}\n" for label in range(10)))
+    done = subprocess.run(
+        [sys.executable, "-m", "imagenet_fast", *command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert done.returncode == 2, done.stderr
+    assert "--model=downloads.run.evil:build" in done.stderr
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"[" * 10**6, "nested too deeply"),
+        (b"[]", "Expected `object`, got `array`"),
+        (
+            b'{"batch_size": ' + b"9" * 400 + b"}",
+            "batch_size is a whole number of more than 64 bits",
+        ),
+        (
+            b'{"learning_rate": ' + b"9" * 400 + b"}",
+            "learning_rate is a whole number of more than 64 bits",
+        ),
+        (b'{"data_dir": "a\\u0000b"}', "must be text without control characters"),
+        (b'{"batch_size": {"a": []}}', "must be a whole number"),
+        (b'{"size_ramp": "' + b"1," * 10 + b'x"}', "must be"),
+        (json.dumps({"model": "__import__('os').system('true')"}).encode(), "does not exist"),
+    ],
+)
+def test_damaged_and_hostile_configurations(tmp_path, content, reason):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(UserError, match=reason):
+        read_config(str(tmp_path))
+
+
+def test_a_configuration_that_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(UserError, match="not a regular file"):
+        read_config(str(tmp_path))
