@@ -47,7 +47,15 @@ _SOURCE_OPTIONS: dict[str, tuple[str | float, str]] = {
         "list: the column with train, validation or test; default: split, set or subset, if "
         "there is one",
     ),
-    "image_dir": ("", "list: base directory of relative paths; default: the list's directory"),
+    "image_dir": (
+        "",
+        "list: directory of the images, where relative paths start; default: the list's directory",
+    ),
+    "allow_outside": (
+        False,
+        "list, huggingface: also take files that the list or a row names outside of the data's "
+        "directory, by its path or through a link; of data by others, these could be any of yours",
+    ),
     "tfds_name": (
         "",
         "tfds: the data set's name, as cifar10, to download and prepare it with TensorFlow "

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.files import open_to_append
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data import metadata, records
 from imagenet_fast.data.examples import ENCODED, HEIGHT, JPEG_INDEX, WIDTH
@@ -82,7 +83,7 @@ def _locked(directory: Path) -> Iterator[None]:
     """Keeps out other processes, which would write the same temporary files."""
     path = directory / _LOCK
     try:
-        file = path.open("ab")
+        file = open_to_append(path)
     except (FileNotFoundError, NotADirectoryError):
         raise _no_shards(directory) from None
     except OSError as error:

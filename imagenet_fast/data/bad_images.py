@@ -152,7 +152,8 @@ def _diagnose_fields(
 
 def read_bad_images(model_dir: str) -> list[BadImage]:
     """Returns all images that a run has listed, each once, even if several workers listed it."""
-    found = [image for path in _files(model_dir) for image in read_objects(path, {"kind": str})]
+    types = {"kind": str, "reason": str}
+    found = [image for path in _files(model_dir) for image in read_objects(path, types)]
     return list({json.dumps(image): image for image in found}.values())
 
 
@@ -184,9 +185,9 @@ def describe(model_dir: str, examples: int = 0) -> str:
 
 def _describe_one(image: BadImage) -> str:
     if "shard" in image:
-        place = f"record {image['record']} of {image['shard']}"
+        place = f"record {image.get('record')} of {image['shard']}"
     else:
-        place = image["file"] or "an image without a name"
+        place = image.get("file") or "an image without a name"
     return f"{place} ({image['kind']}: {image['reason']})"
 
 

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.files import open_new, temporary_beside
 from imagenet_fast.base.paths import Path, is_local, to_local_path, to_path
 from imagenet_fast.data.augment import Changes, augment, draw_changes
 from imagenet_fast.data.bad_images import BadImages
@@ -29,7 +30,7 @@ from imagenet_fast.data.info import read_info
 from imagenet_fast.data.jpeg_index import LEAST_PIXELS, index_jpegs
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.order import SplitPart, part_reader
-from imagenet_fast.data.shards import read_shard
+from imagenet_fast.data.shards import shard_reader
 
 # Size and modification time of each file.
 _States = tuple[tuple[int, int], ...]
@@ -138,7 +139,7 @@ def batches_from_memory(
 @functools.lru_cache(maxsize=1)
 def _records(part: SplitPart, states: _States, threads: int) -> tf.Tensor:
     """Returns all records of a part, string [records]; reads again if ``states`` have changed."""
-    read = part_reader(read_shard)
+    read = part_reader(shard_reader(part.paths))
 
     def read_all(*shard: tf.Tensor) -> tf.Tensor:
         return read(*shard).batch(shard[-1]).get_single_element()
@@ -209,7 +210,7 @@ def _images_of(
 ) -> tuple[tf.Tensor, ...]:
     """Returns the images of :func:`images_of`; reads again if ``states`` have changed."""
     count = part.examples
-    read = part_reader(read_shard)
+    read = part_reader(shard_reader(part.paths))
     records = part.shards().flat_map(read).batch(_DECODED_AT_ONCE)
     images = evaluation_batches(records, read_info(options), options, threads, bad_images).unbatch()
     with _announced(f"{count} {split} images, {count * 3 * options.image_size**2 / 1e6:.0f} MB"):
@@ -280,9 +281,9 @@ def _copy_path(path: Path, directory: str) -> pathlib.Path:
 def _copy(path: Path, copy: pathlib.Path, bar: tqdm) -> None:
     copy.parent.mkdir(parents=True, exist_ok=True)
     # Another process on this host may copy the same file.
-    temporary = copy.with_name(f".{copy.name}.{os.getpid()}.tmp")
+    temporary = temporary_beside(copy)
     try:
-        with path.open("rb") as source, temporary.open("wb") as target:
+        with path.open("rb") as source, open_new(temporary) as target:
             while block := source.read(_COPIED_AT_ONCE):
                 target.write(block)
                 bar.update(len(block))

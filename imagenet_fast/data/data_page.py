@@ -361,7 +361,7 @@ def _pair(both: Sequence, distance: int, two_classes: bool, two_splits: bool) ->
     sides = "".join(
         f"<div>{thumbnail(image.data, *_LARGE, crop=False)}<b>{html.escape(image.label)}</b>"
         f'<span title="{html.escape(image.file)}">{html.escape(PurePath(image.file).name)}</span>'
-        f"<span>{image.split}</span></div>"
+        f"<span>{html.escape(image.split)}</span></div>"
         for image in both
     )
     top = f'<p class="marks">{marks}{bits}</p>' if marks or bits else ""

@@ -12,16 +12,19 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 from tqdm import tqdm
 
 from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.files import write_file
+from imagenet_fast.base.outside import MAX_JSON, Count, parse_json, read_bounded
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.data import records
 from imagenet_fast.data.examples import LABEL, decode_example
@@ -32,6 +35,11 @@ VERSION = 1
 INDEXED_SUFFIX = ".indexed"
 
 _FILES_AT_ONCE = 16
+_SPLITS = ("train", "validation", "test")
+# A file of the folder itself, not hidden; and a class that fits on a line of a text file.
+_FILE_NAME = re.compile(r"(?!\.)[^/\\\x00-\x1f\x7f]{1,255}")
+_NOT_IN_LINES = re.compile("[\n\r\0\ud800-\udfff]")
+_Offset = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +54,8 @@ class Shard:
     """
 
     file: str
-    examples: int
-    bytes: int
+    examples: Count
+    bytes: Count
     sha256: str
 
 
@@ -61,7 +69,7 @@ class Split:
     """
 
     shards: tuple[Shard, ...]
-    class_counts: tuple[int, ...]
+    class_counts: tuple[Count, ...]
 
     @property
     def examples(self) -> int:
@@ -106,11 +114,11 @@ class Manifest:
     name: str
     labels: tuple[str, ...]
     splits: dict[str, Split]
-    label_offset: int = 0
+    label_offset: _Offset = 0
     source: dict[str, Any] = dataclasses.field(default_factory=dict)
-    converted: dict[str, int] = dataclasses.field(default_factory=dict)
+    converted: dict[str, Count] = dataclasses.field(default_factory=dict)
     skipped: tuple[Skipped, ...] = ()
-    unindexed: int = 0
+    unindexed: Count = 0
     warnings: tuple[str, ...] = ()
 
     @property
@@ -138,7 +146,8 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
             f"{directory}: no such directory; make the data set with `imagenet-fast prepare`"
         )
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        content = read_bounded(path, MAX_JSON)
+        values = parse_json(content, dict[str, Any])
     except FileNotFoundError as error:
         raise UserError(
             f"{directory}: has no {FILE}; make the data set with `imagenet-fast prepare`, or rerun "
@@ -147,8 +156,8 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise UserError(f"{path}: is not valid JSON: {error}") from error
-    version = values.get("version") if isinstance(values, dict) else None
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    version = values.get("version")
     if not isinstance(version, int):
         raise UserError(f"{path}: is not a manifest by imagenet_fast")
     if version > VERSION:
@@ -157,20 +166,17 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
             "update imagenet_fast"
         )
     try:
-        manifest = _from_json(values)
+        manifest = parse_json(content, Manifest)
         _check(manifest)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: is not a valid manifest: {error!r}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: is not a valid manifest: {error}") from error
     return manifest
 
 
 def write_manifest(manifest: Manifest, directory: str | os.PathLike[str]) -> None:
     """Writes ``manifest`` into ``directory`` atomically, replacing an older one."""
-    path = to_path(directory, FILE)
-    temporary = records.temporary_name(path)
     values = {"version": VERSION, **dataclasses.asdict(manifest)}
-    temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_file(to_path(directory, FILE), json.dumps(values, indent=1) + "\n")
 
 
 def check_sizes(manifest: Manifest, directory: str | os.PathLike[str], split: str) -> None:
@@ -295,8 +301,10 @@ def _read_records(path: Path, count: int) -> Iterator[bytes]:
             yield record
             read += 1
     except records.CorruptRecordError:
-        from imagenet_fast.data.shards import read_shard  # undamaged data needs no TensorFlow
+        # Undamaged data needs no TensorFlow.
+        from imagenet_fast.data.shards import shard_reader
 
+        read_shard = shard_reader([str(path)])
         yield from read_shard(str(path), count, 0).skip(read).as_numpy_iterator()
 
 
@@ -366,28 +374,16 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _from_json(values: dict[str, Any]) -> Manifest:
-    return Manifest(
-        name=values["name"],
-        labels=tuple(values["labels"]),
-        splits={
-            name: Split(
-                shards=tuple(Shard(**shard) for shard in split["shards"]),
-                class_counts=tuple(split["class_counts"]),
-            )
-            for name, split in values["splits"].items()
-        },
-        label_offset=values["label_offset"],
-        source=values["source"],
-        converted=values["converted"],
-        skipped=tuple(Skipped(**skipped) for skipped in values["skipped"]),
-        unindexed=values.get("unindexed", 0),
-        warnings=tuple(values["warnings"]),
-    )
-
-
 def _check(manifest: Manifest) -> None:
+    for label in manifest.labels:
+        if _NOT_IN_LINES.search(label):
+            raise ValueError(f"the class {label!r} does not fit on a line of text")
     for name, split in manifest.splits.items():
+        if name not in _SPLITS:
+            raise ValueError(f"there is no split {name!r}, only {', '.join(_SPLITS)}")
+        for shard in split.shards:
+            if not _FILE_NAME.fullmatch(shard.file):
+                raise ValueError(f"{name}: {shard.file!r} is not the name of a file")
         if len(split.class_counts) != manifest.num_classes:
             raise ValueError(
                 f"{name}: has {len(split.class_counts)} class counts, but {manifest.num_classes} "
@@ -397,6 +393,3 @@ def _check(manifest: Manifest) -> None:
             raise ValueError(
                 f"{name}: {sum(split.class_counts)} examples by class, {split.examples} by shard"
             )
-        for shard in split.shards:
-            if PurePath(shard.file).name != shard.file:
-                raise ValueError(f"{name}: {shard.file!r} is not the name of a file")

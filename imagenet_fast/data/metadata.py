@@ -12,7 +12,6 @@ import base64
 import functools
 import hashlib
 import io
-import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from tqdm import tqdm
 from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import write_file
+from imagenet_fast.base.outside import MAX_ARRAYS, read_arrays
 from imagenet_fast.base.paths import Path
 from imagenet_fast.data import records
 from imagenet_fast.data.examples import ENCODED, LABEL, decode_example
@@ -107,9 +107,18 @@ def pack(rows: list[tuple]) -> str:
     return base64.b64encode(zlib.compress(np.array(rows, ROW).tobytes())).decode("ascii")
 
 
-def unpack(text: str) -> np.ndarray:
-    """Returns the rows that :func:`pack` encoded, of dtype ``ROW`` and shape (images,)."""
-    return np.frombuffer(zlib.decompress(base64.b64decode(text)), ROW)
+def unpack(text: str, images: int) -> np.ndarray | None:
+    """Returns the rows that :func:`pack` encoded, of dtype ``ROW`` and shape (images,).
+
+    None if the text is damaged, or has another number of rows.
+    """
+    size = images * ROW.itemsize
+    stream = zlib.decompressobj()
+    try:
+        data = stream.decompress(base64.b64decode(text), min(size, MAX_ARRAYS) + 1)
+    except (ValueError, zlib.error):
+        return None
+    return np.frombuffer(data, ROW) if stream.eof and len(data) == size else None
 
 
 def write_metadata(manifest: Manifest, packed: Mapping[str, str], directory: Path) -> None:
@@ -124,13 +133,10 @@ def write_metadata(manifest: Manifest, packed: Mapping[str, str], directory: Pat
       OSError: It cannot be written.
       UserError: A shard cannot be read.
     """
-    missing = [shard for shard in manifest.shards if not packed.get(shard.file)]
-    read = _read_shards(missing, manifest.label_offset, directory, progress=False)
-    rows = [
-        read[shard.file] if shard.file in read else unpack(packed[shard.file])
-        for shard in manifest.shards
-    ]
-    _write(manifest, np.concatenate(rows), directory)
+    rows = {s.file: unpack(packed.get(s.file, ""), s.examples) for s in manifest.shards}
+    missing = [shard for shard in manifest.shards if rows[shard.file] is None]
+    rows |= _read_shards(missing, manifest.label_offset, directory, progress=False)
+    _write(manifest, np.concatenate([rows[shard.file] for shard in manifest.shards]), directory)
 
 
 def read_metadata(manifest: Manifest, directory: Path, progress: bool = True) -> np.ndarray:
@@ -192,16 +198,17 @@ def _write(manifest: Manifest, rows: np.ndarray, directory: Path) -> None:
 
 def _load(manifest: Manifest, directory: Path) -> np.ndarray | None:
     try:
-        with np.load(io.BytesIO((directory / FILE).read_bytes())) as arrays:
-            if str(arrays["shards"]) != _key(manifest):
-                return None
-            rows = np.empty(len(arrays["label"]), ROW)
-            for name in _NAMES:
-                rows[name] = arrays[name]
-            return rows
+        arrays = read_arrays(directory / FILE)
+        if str(arrays["shards"]) != _key(manifest):
+            return None
+        rows = np.empty(sum(shard.examples for shard in manifest.shards), ROW)
+        for name in _NAMES:
+            rows[name] = arrays[name]
     # Missing, damaged or of another version: it is recomputed from the shards.
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+    except (OSError, ValueError, KeyError, TypeError, MemoryError):
         return None
+    known = rows["label"] >= 0
+    return rows if (known & (rows["label"] < manifest.num_classes)).all() else None
 
 
 def _read_shards(

@@ -376,6 +376,7 @@ class DataOptions(SharedOptions):
         group="data",
         check=Check(is_local, "be on a disk of this machine"),
         free=True,
+        in_files_of_runs=False,
     )
     data_threads: int = option(
         0,
@@ -391,6 +392,7 @@ class DataOptions(SharedOptions):
         group="data",
         check=ADDRESSES,
         free=True,
+        in_files_of_runs=False,
     )
     max_bad_images: int = option(
         100,

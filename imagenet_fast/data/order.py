@@ -19,13 +19,11 @@ import tensorflow as tf
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.info import SplitInfo
 from imagenet_fast.data.options import DataOptions
+from imagenet_fast.data.shards import ReadShard
 
 # Above this size in bytes, `shard_by=auto` gives each pipeline its own shards.
 _LARGE = 2**30
 _SHARDS_AT_ONCE = 16
-
-# Arguments: the shard's path, its number of records, and the number of records in earlier shards.
-ReadShard = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.data.Dataset]
 
 
 @dataclasses.dataclass(frozen=True)

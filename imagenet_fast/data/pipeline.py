@@ -48,7 +48,7 @@ from imagenet_fast.data.service import (
     check_servers,
     servers_of,
 )
-from imagenet_fast.data.shards import read_shard
+from imagenet_fast.data.shards import ReadShard, shard_reader
 from imagenet_fast.distribute.strategy import (
     devices_of,
     make_strategy,
@@ -376,7 +376,7 @@ def _training_batches(
         part = copy_shards(part, options.cache_dir)
     order = training_order(
         part,
-        read_shard if options.cache == "none" else read_indices,
+        _shard_reader(part, options, with_python) if options.cache == "none" else read_indices,
         options,
         batch_size=batch_size,
         images_per_step=pipeline_batch_size,
@@ -408,6 +408,11 @@ def _training_batches(
             dataset = make(order)
     # With infinite cardinality, Keras and tf.distribute do not ask all workers for the end of data.
     return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+
+
+def _shard_reader(part: SplitPart, options: DataOptions, here: bool) -> ReadShard:
+    """Returns the reader of shards for the process that runs a pipeline: this one, or others."""
+    return shard_reader(part.paths, None if here else options.resize_kernel == "native")
 
 
 def _part(
@@ -444,6 +449,7 @@ def _evaluation_batches(
     """Returns batches of this pipeline's images, followed by infinitely many of padding."""
     part, bad_images = _part(info, options, context, split, with_python=here)
     threads = thread_count(options)
+    read_shard = _shard_reader(part, options, here)
     records = part.select(part.interleave(part.shards(), read_shard, threads)).batch(batch_size)
     images = evaluation_batches(records, info, options, threads, bad_images, here).unbatch()
     padding = tf.data.Dataset.from_tensors(unreadable(options, PADDING)).repeat()

@@ -162,11 +162,17 @@ def _convert(
     directory: Path,
 ) -> Manifest:
     """Writes the shards that the journal lacks, and then the metadata and the manifest."""
+    planned = set(prepare_plan.shard_names(job["shards"]))
     with Journal(directory, job, free=_CHANGING if assignment else ()) as journal:
+        if assignment is not None and set(assignment) != planned:
+            plan = directory / prepare_plan.FILE
+            raise UserError(f"{plan}: names other shards; delete {directory}")
         written = {
             done.shard.file: done
             for done in journal.done
-            if not manifests.size_problem(done.shard, directory / done.shard.file)
+            if done.shard.file in planned
+            and len(done.class_counts) == len(source.labels)
+            and not manifests.size_problem(done.shard, directory / done.shard.file)
         }
         tasks, keep_plan = _plan(source, assignment, written, journal, job, directory)
         digests = {task.file: task.digest for task in tasks}
@@ -311,7 +317,9 @@ def _repair(
     manifest = manifests.read_manifest(directory)
     check_same_job(manifest.source, {k: v for k, v in job.items() if k not in _CHANGING}, directory)
     if manifest.source.get("fingerprint") != job["fingerprint"]:
-        before, now = _numbers(manifest.source["images"]), _numbers(job["images"])
+        images = manifest.source.get("images")
+        before = _numbers(images) if isinstance(images, dict) else "other images"
+        now = _numbers(job["images"])
         raise UserError(
             f"{directory}: is finished, but the images have changed since ({before} then, {now} "
             "now): train on it as it is, or prepare the current images in another directory"
@@ -329,6 +337,8 @@ def _repair(
     else:
         tasks = prepare_plan.tasks_by_file(files, assignment)
     shards = {shard.file: shard for shard in manifest.shards}
+    if shards.keys() != {task.file for task in tasks}:
+        raise UserError(f"{directory / manifests.FILE}: names other shards; delete {directory}")
     damaged = [
         task for task in tasks if manifests.size_problem(shards[task.file], directory / task.file)
     ]

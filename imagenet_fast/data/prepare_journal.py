@@ -12,6 +12,8 @@ from types import TracebackType
 from typing import IO, Any
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.files import open_to_append
+from imagenet_fast.base.outside import MAX_JSON, Count, parse_json
 from imagenet_fast.data.manifest import Shard, Skipped
 
 JOURNAL = "prepare.journal"
@@ -23,12 +25,12 @@ class Done:
 
     split: str
     shard: Shard
-    class_counts: list[int]
-    converted: dict[str, int]
+    class_counts: list[Count]
+    converted: dict[str, Count]
     skipped: list[Skipped]
     digest: str  # the task's
     metadata: str = ""  # its images', packed; empty: unknown
-    unindexed: int = 0  # as in the manifest
+    unindexed: Count = 0  # as in the manifest
 
     @property
     def images(self) -> int:
@@ -55,7 +57,7 @@ class Journal:
         self.done: list[Done] = []
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a+b")
+            self._file = open_to_append(self._path)
         except OSError as error:
             raise UserError(f"{directory}: is not writable: {error.strerror}") from error
         try:
@@ -91,26 +93,31 @@ class Journal:
 
     def _begin(self, free: Collection[str]) -> None:
         lines = self._read()
-        if lines:
-            requested = {key: value for key, value in self.job.items() if key not in free}
-            check_same_job(lines[0], requested, self._path.parent)
-            self.job = lines[0]
-            self.done = [_from_json(line) for line in lines[1:]]
-        else:
+        if not lines:
             self._write(self.job)
-
-    def _read(self) -> list[dict[str, Any]]:
-        """Returns the complete lines, and truncates a last one that a killed run cut short."""
-        self._file.seek(0)
-        lines = self._file.read().splitlines(keepends=True)
-        if lines and not lines[-1].endswith(b"\n"):
-            self._file.truncate(self._file.tell() - len(lines.pop()))
+            return
         try:
-            return [json.loads(line) for line in lines]
+            started = parse_json(lines[0], dict[str, Any])
+            self.done = [parse_json(line, Done) for line in lines[1:]]
         except ValueError as error:
             raise UserError(
                 f"{self._path}: is damaged ({error}); delete {self._path.parent}"
             ) from error
+        requested = {key: value for key, value in self.job.items() if key not in free}
+        check_same_job(started, requested, self._path.parent)
+        self.job = started
+
+    def _read(self) -> list[bytes]:
+        """Returns the complete lines, and truncates a last one that a killed run cut short."""
+        self._file.seek(0)
+        lines = []
+        while line := self._file.readline(MAX_JSON + 1):
+            lines.append(line)
+            if len(line) > MAX_JSON:
+                raise UserError(f"{self._path}: has a line of over {MAX_JSON:,} bytes; delete it")
+        if lines and not lines[-1].endswith(b"\n"):
+            self._file.truncate(self._file.tell() - len(lines.pop()))
+        return lines
 
     def _write(self, values: dict[str, Any]) -> None:
         try:
@@ -137,12 +144,12 @@ def lock(file: IO[bytes], message: str) -> None:
 def read_job(directory: Path) -> dict[str, Any] | None:
     """Returns the unfinished job of a directory, or None."""
     path = directory / JOURNAL
-    if not path.exists():
+    if not path.is_file():
         return None
     with path.open("rb") as file:
-        line = file.readline()
+        line = file.readline(MAX_JSON)
     try:
-        return json.loads(line)
+        return parse_json(line, dict[str, Any])
     except ValueError:
         return None  # incomplete or damaged, which Journal reports
 
@@ -152,19 +159,6 @@ def unwritable(path: Path, error: OSError) -> UserError:
     return UserError(
         f"{path}: cannot be written: {error.strerror}; once that is fixed, rerun the command to "
         "resume"
-    )
-
-
-def _from_json(values: dict[str, Any]) -> Done:
-    return Done(
-        split=values["split"],
-        shard=Shard(**values["shard"]),
-        class_counts=values["class_counts"],
-        converted=values["converted"],
-        skipped=[Skipped(**skipped) for skipped in values["skipped"]],
-        digest=values["digest"],
-        metadata=values.get("metadata", ""),
-        unindexed=values.get("unindexed", 0),
     )
 
 

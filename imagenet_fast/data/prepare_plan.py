@@ -13,17 +13,24 @@ import heapq
 import json
 from collections.abc import Container, Mapping
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import write_file
+from imagenet_fast.base.outside import MAX_JSON, parse_json
 from imagenet_fast.data.sources import ListedFile, Source
 
 FILE = "prepare.plan"
 
 # By shard file: its images.
 Assignment = dict[str, list[ListedFile]]
+
+
+class _Planned(TypedDict):
+    file: str
+    images: list[ListedFile]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,13 +67,22 @@ def deal(images: Mapping[str, int], shards: Mapping[str, int], seed: int) -> dic
     Returns:
       By shard file, the images' indices in their split.
     """
-    dealt = {}
+    dealt: dict[str, np.ndarray] = {}
     for number, split in enumerate(shards):
         # RandomState, unlike Generator, promises the same stream in every version of NumPy.
         order = np.random.RandomState([seed, number]).permutation(images[split])
-        for shard, indices in enumerate(np.array_split(order, shards[split])):
-            dealt[f"{split}-{shard:05d}-of-{shards[split]:05d}"] = indices
+        parts = np.array_split(order, shards[split])
+        dealt |= dict(zip(shard_names({split: shards[split]}), parts))
     return dealt
+
+
+def shard_names(shards: Mapping[str, int]) -> list[str]:
+    """Returns the names of all shards, given their number by split."""
+    return [
+        f"{split}-{number:05d}-of-{count:05d}"
+        for split, count in shards.items()
+        for number in range(count)
+    ]
 
 
 def tasks_by_index(source: Source, dealt: Mapping[str, np.ndarray]) -> list[Task]:
@@ -153,12 +169,13 @@ def read_assignment(directory: Path) -> Assignment | None:
     """
     path = directory / FILE
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        shards = map(json.loads, lines)
-        return {one["file"]: [ListedFile(*image) for image in one["images"]] for one in shards}
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            lines = iter(lambda: file.readline(MAX_JSON), b"")
+            shards = [parse_json(line, _Planned) for line in lines]
+        return {shard["file"]: shard["images"] for shard in shards}
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({error}); delete {directory}") from error
 
 

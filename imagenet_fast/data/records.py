@@ -17,6 +17,7 @@ from typing import IO, NamedTuple, TypeVar
 import google_crc32c
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.files import open_new, temporary_beside
 from imagenet_fast.base.paths import Path, to_path
 
 HEADER = struct.Struct("<QI")  # length, masked checksum of the length's 8 bytes
@@ -38,12 +39,13 @@ _Result = TypeVar("_Result")
 class CorruptRecordError(UserError):
     """A shard cannot be read past this record: the message names the file, record and offset."""
 
-    def __init__(self, path: Path, record: int, offset: int, reason: str) -> None:
+    def __init__(self, path: Path, record: int, offset: int, reason: str, missing: int = 0) -> None:
         super().__init__(f"{path}: record {record}, at byte {offset}, is corrupt: {reason}")
         self.path = path
         self.record = record
         self.offset = offset
         self.reason = reason
+        self.missing = missing  # bytes of the record after the end of the file
 
 
 class LostRecord(NamedTuple):
@@ -89,11 +91,13 @@ def write_records(path: str | os.PathLike[str], records: Iterable[bytes]) -> Wri
       The number of records, the file's size and its SHA-256.
     """
     path = to_path(path)
-    temporary = temporary_name(path)
+    for left in path.parent.glob(f".{path.name}.*.tmp"):  # by a killed process
+        left.unlink(missing_ok=True)
+    temporary = temporary_beside(path)
     digest = hashlib.sha256()
     examples = size = 0
     try:
-        with temporary.open("wb") as file:
+        with open_new(temporary) as file:
             for data in records:
                 length = struct.pack("<Q", len(data))
                 frame = b"".join((length, _checksum(length), data, _checksum(data)))
@@ -106,11 +110,6 @@ def write_records(path: str | os.PathLike[str], records: Iterable[bytes]) -> Wri
         temporary.unlink(missing_ok=True)
         raise
     return Written(examples, size, digest.hexdigest())
-
-
-def temporary_name(path: Path) -> Path:
-    """Returns the name under which ``path`` is written before it is renamed into place."""
-    return path.with_name(f".{path.name}.tmp")
 
 
 def read_records(path: str | os.PathLike[str]) -> Iterator[bytes]:
@@ -235,7 +234,8 @@ def _length(file: _File, number: int, offset: int) -> int:
     length, _ = HEADER.unpack(header)
     missing = offset + length + OVERHEAD - file.size
     if missing > 0:
-        raise CorruptRecordError(file.path, number, offset, f"the file ends {missing} bytes early")
+        reason = f"the file ends {missing} bytes early"
+        raise CorruptRecordError(file.path, number, offset, reason, missing)
     return length
 
 

@@ -16,6 +16,7 @@ from imagenet_fast.base.native_ops import load_ops
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.data.jpeg_index import load_jpeg_ops
 from imagenet_fast.data.options import DataOptions
+from imagenet_fast.data.shards import load_record_op
 
 _Options = TypeVar("_Options", bound=DataOptions)
 _SOURCE = pathlib.Path(__file__).with_suffix(".cc")
@@ -34,6 +35,7 @@ def with_resize_kernel(options: _Options) -> _Options:
     try:
         load_ops(_SOURCE)
         load_jpeg_ops()
+        load_record_op()
     except OSError as error:
         if options.resize_kernel == "native":
             raise UserError(f"resize_kernel=native is unavailable: {error}") from error

@@ -6,16 +6,36 @@ slices, which cannot call this process' Python functions.
 TensorFlow's own reader stops at the first damaged record. This one then locates all records by
 their lengths and resumes at the next one. If a length is damaged, the next record starts at the
 next length that matches its checksum.
+
+TensorFlow's reader allocates the length that a record claims before it reads. So the lengths are
+first compared with the file's size: by a native op or, without a compiler, in Python.
 """
 
 from __future__ import annotations
 
 import functools
+import pathlib
+from collections.abc import Callable, Iterable
+from types import ModuleType
 
 import numpy as np
 import tensorflow as tf
 
-from imagenet_fast.data.records import CRC_MASK, HEADER, LOST, OVERHEAD
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.native_ops import load_ops
+from imagenet_fast.base.paths import is_local
+from imagenet_fast.data.records import (
+    CRC_MASK,
+    HEADER,
+    LOST,
+    OVERHEAD,
+    CorruptRecordError,
+    locate_records,
+)
+
+_SOURCE = pathlib.Path(__file__).with_name("record_op.cc")
+# A truncated file may lack as much of its last record: one that claims more is no image.
+_LARGEST_RECORD = 2**30
 
 # As in TFRecordDataset.
 _BUFFER = 2**18
@@ -31,9 +51,15 @@ _REASONS = (
 _FAILED = ": reading failed where nothing is damaged, as when a disk or a server fails for a moment"
 
 
+# Arguments: the shard's path, its number of records, and the number of records in earlier shards.
+ReadShard = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.data.Dataset]
+
+
 # There is nothing to convert, and AutoGraph's search would take longer than tracing.
 @tf.autograph.experimental.do_not_convert
-def read_shard(path: tf.Tensor, count: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+def read_shard(
+    path: tf.Tensor, count: tf.Tensor, start: tf.Tensor, *, native: bool
+) -> tf.data.Dataset:
     """Returns exactly ``count`` records of a shard, with a note in place of each lost one.
 
     :func:`~imagenet_fast.data.records.lost_record` parses the notes. A damaged length can hide
@@ -43,15 +69,65 @@ def read_shard(path: tf.Tensor, count: tf.Tensor, start: tf.Tensor) -> tf.data.D
       path: Of the shard, which is read into memory if it is damaged.
       count: Number of its records.
       start: Number of records in earlier shards; not used.
+      native: Whether to compare lengths with the file's size by the native op, which the process
+        that reads must have loaded. Otherwise ``shard_reader`` has compared them.
 
     Raises (in the dataset):
       tf.errors.OpError: if the shard cannot be read, or reading fails where nothing is damaged, as
         when a disk or a server fails for a moment.
     """
     count = tf.convert_to_tensor(count, tf.int64)
-    whole = _until_damage(path, count, tf.constant(0, tf.int64))
+    fitting = count
+    if native:
+        fitting = load_record_op().imagenet_fast_count_fitting(path=path, count=count)
+    whole = _until_damage(path, tf.ensure_shape(fitting, []), tf.constant(0, tf.int64))
     rest = tf.data.Dataset.from_tensors((path, count)).flat_map(_from_damage_on)
     return whole.concatenate(rest).take(count)
+
+
+def load_record_op() -> ModuleType:
+    """Returns the native op, after compiling it at the first call.
+
+    Raises:
+      OSError: if it cannot be compiled or loaded; the message gives the reason.
+    """
+    return load_ops(_SOURCE)
+
+
+def shard_reader(paths: Iterable[str], native: bool | None = None) -> ReadShard:
+    """Returns :func:`read_shard` for these shards.
+
+    Args:
+      paths: Of the shards. Those in buckets are read without comparing lengths.
+      native: Whether the process that reads has the native op; None: it is this process.
+
+    Raises:
+      UserError: if, without the op, a record claims to be larger than its shard by gigabytes.
+    """
+    if native is None:
+        native = _is_native()
+    if not native:
+        for path in filter(is_local, paths):
+            _check_lengths(path)
+    return functools.partial(read_shard, native=native)
+
+
+@functools.cache
+def _is_native() -> bool:
+    try:
+        return load_record_op() is not None
+    except OSError:
+        return False
+
+
+@functools.cache
+def _check_lengths(path: str) -> None:
+    try:
+        for _ in locate_records(path):
+            pass
+    except CorruptRecordError as error:
+        if error.missing > _LARGEST_RECORD:
+            raise UserError(f"{error}; no image is that large: remove the shard") from None
 
 
 def _until_damage(path: tf.Tensor, count: tf.Tensor, offset: tf.Tensor) -> tf.data.Dataset:
@@ -83,7 +159,9 @@ def _from_damage_on(path: tf.Tensor, count: tf.Tensor) -> tf.data.Dataset:
     end = tf.size(offsets, tf.int64) - 1
 
     def count_whole(first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-        whole = _until_damage(path, count, offsets[first]).map(lambda _: 0)
+        # Up to the next length that is damaged or does not fit.
+        fitting = tf.concat([tf.where(lengths[first:] < 0)[:, 0], [count]], 0)[0]
+        whole = _until_damage(path, tf.minimum(count, fitting), offsets[first]).map(lambda _: 0)
         one_more = whole.concatenate(tf.data.Dataset.from_tensors(0))  # a batch cannot be empty
         return tf.size(one_more.batch(count + 1).get_single_element(), tf.int64) - 1
 

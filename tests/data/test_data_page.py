@@ -231,3 +231,30 @@ def test_bad_images_may_be_a_number_or_a_fraction(folder, tmp_path, enough, less
     with pytest.raises(UserError, match=message):
         prepare(source, tmp_path, max_bad_images=less, progress=False)
     assert len(prepare(source, tmp_path, max_bad_images=enough, progress=False).skipped) == 1
+
+
+def test_names_are_text_wherever_they_are_shown(tmp_path, monkeypatch):
+    """Of the data set, classes, files, splits, warnings, sources and reasons."""
+    script = "<script>alert(1)</script>"
+    root = tmp_path / f"data {script.replace('/', '%')}"
+    for label in ("cat", script.replace("/", "%")):
+        (root / label).mkdir(parents=True)
+        for number in range(4):
+            path = root / label / f"{number}{script.replace('/', '%')}.jpg"
+            photo(0).save(path) if number < 3 else path.write_bytes(b"no image")
+    directory = tmp_path / "prepared"
+    prepare(open_source("folders", root, holdout=0.25), directory, progress=False)
+    written = json.loads((directory / "manifest.json").read_text())
+    hostile = {
+        **written,
+        "name": script,
+        "labels": [script, f"{script}2"],
+        "warnings": [script],
+        "converted": {script: 3},
+        "source": {**written["source"], "encoding": script, "source": script, "exif": script},
+        "skipped": [{"split": script, "file": script, "reason": script}],
+    }
+    (directory / "manifest.json").write_text(json.dumps(hostile))
+    page = page_of(directory)
+    assert not {"script"} & Elements(page).tags.keys()
+    assert script in "".join(Elements(page).text)

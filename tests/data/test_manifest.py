@@ -1,5 +1,7 @@
 import dataclasses
 import json
+import re
+import struct
 import subprocess
 import sys
 
@@ -260,3 +262,94 @@ def test_reading_a_manifest_needs_no_tensorflow(directory):
         "assert 'tensorflow' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# --- Of others ------------------------------------------------------------------------------------
+
+
+def with_split(name):
+    def changed(values):
+        values["splits"][name] = values["splits"].pop("validation")
+        return values
+
+    return changed
+
+
+def with_shard(**change):
+    def changed(values):
+        values["splits"]["train"]["shards"][0].update(change)
+        return values
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (lambda values: {**values, "labels": ["a", "b\n", "c"]}, "does not fit on a line"),
+        (lambda values: {**values, "labels": ["a", "\udcff", "c"]}, "does not fit on a line"),
+        (lambda values: {**values, "labels": ["a", "b\0", "c"]}, "does not fit on a line"),
+        (lambda values: {**values, "labels": "abc"}, "Expected `array`, got `str`"),
+        (lambda values: {**values, "name": None}, "Expected `str`, got `null`"),
+        (lambda values: {**values, "label_offset": 2**40}, "Expected `int` <="),
+        (lambda values: {**values, "label_offset": 0.5}, "Expected `int`, got `float`"),
+        (lambda values: {**values, "source": []}, "Expected `object`"),
+        (lambda values: {**values, "skipped": [{"file": 1}]}, "skipped"),
+        (with_split("<script>alert(1)</script>"), "there is no split '<script>"),
+        (with_split(""), "there is no split ''"),
+        (with_shard(examples=-1), "Expected `int` >= 0"),
+        (with_shard(bytes=2**60), "Expected `int` <="),
+        (with_shard(bytes="1"), "Expected `int`, got `str`"),
+        (with_shard(file="..\\secret"), "not the name of a file"),
+        (with_shard(file="a\0b"), "not the name of a file"),
+        (with_shard(file="\x1b[2J"), "not the name of a file"),
+        (with_shard(file=".hidden"), "not the name of a file"),
+        (with_shard(file=""), "not the name of a file"),
+        (with_shard(file="a" * 256), "not the name of a file"),
+        (with_shard(file=["a"]), "Expected `str`, got `array`"),
+    ],
+)
+def test_hostile_manifests_are_refused(directory, changed, reason):
+    values = changed(json.loads((directory / FILE).read_text()))
+    (directory / FILE).write_text(json.dumps(values))
+    with pytest.raises(UserError, match=re.escape(reason)) as caught:
+        read_manifest(directory)
+    assert str(directory / FILE) in str(caught.value)
+
+
+def test_deep_and_large_manifests_are_refused(directory):
+    for content, reason in ((b"[" * 10**6, "nested too deeply"), (b" " * 2**26, "may have")):
+        (directory / FILE).write_bytes(content)
+        with pytest.raises(UserError, match=reason):
+            read_manifest(directory)
+
+
+def test_names_of_skipped_files_may_be_no_text(directory):
+    """Of a file system, such names come with surrogates."""
+    change(directory, skipped=[{"split": "train", "file": "caf\udce9.jpg", "reason": "empty"}])
+    assert read_manifest(directory).skipped[0].file == "caf\udce9.jpg"
+
+
+def test_planted_links_are_not_written_through(directory, tmp_path_factory):
+    precious = tmp_path_factory.mktemp("elsewhere") / "precious"
+    precious.write_text("precious")
+    manifest = read_manifest(directory)
+    for name in (FILE, f".{FILE}.tmp"):
+        (directory / name).unlink(missing_ok=True)
+        (directory / name).symlink_to(precious)
+        write_manifest(manifest, directory)
+    assert precious.read_text() == "precious"
+    assert read_manifest(directory) == manifest
+
+
+def test_verify_survives_a_record_that_claims_terabytes(directory):
+    length = struct.pack("<Q", 2**40)
+    data = length + records._checksum(length) + b"jpeg"
+    file = next(iter(LABELS))
+    (directory / file).write_bytes(data)
+    command = [sys.executable, "-m", "imagenet_fast", "prepare", "--verify"]
+    done = subprocess.run(
+        [*command, f"--data_dir={directory}"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert file in done.stderr + done.stdout

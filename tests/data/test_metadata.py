@@ -1,5 +1,7 @@
+import base64
 import json
 import shutil
+import zlib
 
 import numpy as np
 import pytest
@@ -163,3 +165,22 @@ def test_resized_image_has_nearly_the_same_hash():
     assert (hashes[0] != hashes[1]).sum() <= 12
     flipped = perceptual_hash(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
     assert (hashes[0] != np.unpackbits(flipped.view(np.uint8))).sum() > 80
+
+
+def test_metadata_with_labels_of_no_class_is_recomputed(copy):
+    before = load(copy)
+    with np.load(copy / FILE) as arrays:
+        changed = {name: arrays[name] for name in arrays.files}
+    for label in (-1, 2, 2**30):
+        changed["label"] = np.full(24, label, np.int32)
+        np.savez_compressed(copy / FILE, **changed)
+        np.testing.assert_array_equal(load(copy)["label"], before["label"])
+
+
+def test_damaged_rows_of_the_journal():
+    rows = [(0, 9, 9, 3, False, 40, 48, 7, False, 0)] * 3
+    text = metadata.pack(rows)
+    assert len(metadata.unpack(text, 3)) == 3
+    bomb = base64.b64encode(zlib.compress(bytes(10**7))).decode()
+    for damaged, images in ((text, 2), (text, 4), ("", 3), ("!", 3), (text[:-8], 3), (bomb, 3)):
+        assert metadata.unpack(damaged, images) is None

@@ -873,3 +873,58 @@ def test_default_shards(images, train, others):
 def test_the_bar_shows_all_images_and_their_rate(source, tmp_path, capsys):
     prepare(source, tmp_path, progress=True)
     assert "120/120" in capsys.readouterr().err
+
+
+# --- Of others ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"shard": {"file": "../../precious", "examples": 1, "bytes": 8, "sha256": ""}}, None),
+        ({"class_counts": [1]}, None),
+        ({"metadata": "AAAA"}, None),
+        ({"shard": "precious"}, "is damaged .*shard"),
+        ({"class_counts": [-1, 1]}, "is damaged .*class_counts"),
+        ({"skipped": [{}]}, "is damaged .*skipped"),
+    ],
+)
+def test_a_hostile_journal(source, tmp_path, change, reason):
+    """What it claims about other files is ignored; the shards are made again."""
+    (tmp_path / "precious").write_text("precious")
+    prepare(source, tmp_path / "whole", progress=False)
+    hostile = tmp_path / "hostile" / "data"
+    interrupt(source, hostile, after=60)
+    job, *done = (hostile / JOURNAL).read_text().splitlines()
+    done = [json.dumps({**json.loads(line), **change}) for line in done]
+    (hostile / JOURNAL).write_text("".join(f"{line}\n" for line in (job, *done)))
+    if reason:
+        with pytest.raises(UserError, match=reason):
+            prepare(source, hostile, progress=False)
+    else:
+        prepare(source, hostile, progress=False)
+        assert contents(hostile) == contents(tmp_path / "whole")
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_a_journal_that_is_a_link(source, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / JOURNAL).symlink_to(tmp_path / "new")
+    with pytest.raises(UserError, match="is a link, through which nothing is written"):
+        prepare(source, tmp_path / "data", progress=False)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("[]\n", "cannot be read"),
+        ('{"file": "x", "images": [["a", "0", 1]]}\n', "cannot be read .*images"),
+        ('{"file": "../x-00000-of-00001", "images": []}\n', "names other shards"),
+    ],
+)
+def test_a_hostile_plan(source, tmp_path, content, reason):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "prepare.plan").write_text(content)
+    with pytest.raises(UserError, match=reason):
+        prepare(source, tmp_path / "data", train_shards=4, validation_shards=2, progress=False)

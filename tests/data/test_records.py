@@ -160,3 +160,20 @@ def test_missing_file_is_a_user_error(tmp_path):
     for read in (records.read_records, records.locate_records):
         with pytest.raises(UserError, match="nowhere: cannot be read"):
             next(read(tmp_path / "nowhere"))
+
+
+def test_a_planted_link_is_not_written_through(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    (tmp_path / ".shard.tmp").symlink_to(precious)
+    (tmp_path / "shard").symlink_to(precious)
+    records.write_records(tmp_path / "shard", [b"one", b"two"])
+    assert precious.read_text() == "precious"
+    assert list(records.read_records(tmp_path / "shard")) == [b"one", b"two"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    (tmp_path / ".shard.0123456789ab.tmp").write_bytes(b"half")
+    (tmp_path / ".other.0123456789ab.tmp").write_bytes(b"another's")
+    records.write_records(tmp_path / "shard", [b"one"])
+    assert {path.name for path in tmp_path.iterdir()} == {"shard", ".other.0123456789ab.tmp"}

@@ -128,11 +128,31 @@ def test_compiler_command_may_have_arguments(empty_cache, monkeypatch):
     assert log.read_text() == "g++\n"
 
 
-def test_auto_without_a_home_directory_uses_tensorflow(empty_cache, monkeypatch):
+@pytest.fixture
+def new_process(monkeypatch):
+    """As of a process that has compiled nothing."""
+    warn_once.cache_clear()
+    native_ops._folder_of_process.cache_clear()
+    yield
+    native_ops._folder_of_process.cache_clear()
+
+
+def test_without_a_home_directory_each_process_compiles(
+    empty_cache, new_process, monkeypatch, capfd
+):
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     # As for users without an entry in passwd.
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    assert resize_op.with_resize_kernel(Config()).resize_kernel == "tensorflow"
-    with pytest.raises(UserError, match="the home directory is unknown: set HOME"):
-        resize_op.with_resize_kernel(Config(resize_kernel="native"))
+    library = native_ops._build(resize_op._SOURCE)
+    assert library.parent.stat().st_mode & 0o777 == 0o700
+    assert "the home directory is unknown: set HOME" in capfd.readouterr().err
+
+
+def test_a_library_that_others_can_plant_is_not_loaded(empty_cache, new_process, capfd):
+    library = native_ops._build(resize_op._SOURCE)
+    library.write_bytes(b"planted")
+    library.parent.chmod(0o777)
+    compiled = native_ops._build(resize_op._SOURCE)
+    assert compiled.parent != library.parent and compiled.read_bytes() != b"planted"
+    assert "can be written by others" in capfd.readouterr().err

@@ -1,8 +1,11 @@
 """Reading of shards, with notes in place of lost records."""
 
+import functools
 import itertools
 import pathlib
 import struct
+import subprocess
+import sys
 
 import google_crc32c
 import numpy as np
@@ -12,7 +15,7 @@ import tensorflow as tf
 from imagenet_fast import UserError
 from imagenet_fast.data import shards
 from imagenet_fast.data.records import locate_records, lost_record, write_records
-from imagenet_fast.data.shards import read_shard
+from imagenet_fast.data.shards import shard_reader
 from imagenet_fast.training.failures import errors_explained
 
 DATA = "the checksum of its data is wrong"
@@ -40,7 +43,8 @@ def cut(shard, size):
     shard.write_bytes(shard.read_bytes()[:size])
 
 
-def read(shard, count=20):
+def read(shard, count=20, native=None):
+    read_shard = shard_reader([str(shard)], native)
     return list(read_shard(str(shard), count, 0).as_numpy_iterator())
 
 
@@ -104,6 +108,57 @@ def test_a_cut_between_records(shard, numbered_examples):
 def test_an_empty_file(shard, numbered_examples):
     cut(shard, 0)
     check(shard, numbered_examples, dict.fromkeys(range(20), (0, END)))
+
+
+def claim(shard, number, length, at_end=False):
+    """Makes a record claim a length, with a valid checksum."""
+    content, offsets = bytearray(shard.read_bytes()), list(locate_records(shard))
+    size = struct.pack("<Q", length)
+    header = size + checksum(size)
+    content[offsets[number] : offsets[number] + len(header)] = header
+    shard.write_bytes(content)
+    return offsets[number]
+
+
+CHILD = """
+import sys
+from imagenet_fast.data.shards import shard_reader
+path, native = sys.argv[1], sys.argv[2] == "True"
+read = shard_reader([path] * native, native)
+print(sum(1 for _ in read(path, 20, 0)))
+"""
+
+
+@pytest.mark.parametrize("length", [2**32, 2**40, 2**62, 2**64 - 1])
+@pytest.mark.parametrize("number", [0, 7])
+def test_a_record_that_claims_more_than_there_is(shard, numbered_examples, number, length):
+    """TensorFlow's reader allocates it first: RecordReader::ReadChecksummed of record_reader.cc."""
+    offset = claim(shard, number, length)
+    lost = {number: (offset, LENGTH)}
+    check(shard, numbered_examples, lost)
+
+
+def test_such_a_record_after_a_damaged_one(shard, numbered_examples):
+    offsets = corrupt(shard, (3, 100))
+    claim(shard, 9, 2**40)
+    check(shard, numbered_examples, {3: (offsets[3], DATA), 9: (offsets[9], LENGTH)})
+
+
+def test_such_a_record_without_the_native_op(shard, numbered_examples):
+    claim(shard, 7, 2**40)
+    with pytest.raises(UserError, match=r"record 7, at byte .* no image is that large"):
+        shard_reader([str(shard)], native=False)
+    assert shard_reader(["gs://bucket/train-00000-of-00001"], native=False)
+
+
+def test_that_it_would_end_the_process(shard):
+    claim(shard, 7, 2**40)
+    run = functools.partial(subprocess.run, capture_output=True, text=True)
+    guarded, unguarded = (
+        run([sys.executable, "-c", CHILD, str(shard), str(native)]) for native in (True, False)
+    )
+    assert guarded.stdout.strip() == "20"
+    assert unguarded.returncode < 0
 
 
 # --- Against a reader in plain Python -------------------------------------------------------------
@@ -182,11 +237,11 @@ def test_shards_that_are_damaged_at_random(tmp_path):
     # As data sets come to an input server.
     graph = tf.raw_ops.DatasetToGraphV2(
         input_dataset=tf.data.experimental.to_variant(
-            paths.flat_map(lambda path: read_shard(path, count, 0))
+            paths.flat_map(lambda path: shard_reader([])(path, count, 0))
         )
     )
     assert b"PyFunc" not in graph.numpy()
-    records = paths.flat_map(lambda path: read_shard(path, count, 0)).as_numpy_iterator()
+    records = paths.flat_map(lambda path: shard_reader([])(path, count, 0)).as_numpy_iterator()
     lost = 0
     for index, content in enumerate(files):
         found = list(itertools.islice(records, count))

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+# Labels above this are assumed not to be class indices, and lists above it not of classes.
+MAX_CLASSES = 1_000_000
+
 
 class Item(NamedTuple):
     """One labelled image of a source.
@@ -100,5 +103,8 @@ class Source(abc.ABC):
 
 
 def printable(name: str) -> str:
-    """Returns a file's name with bytes that are not valid UTF-8 replaced."""
-    return name.encode(errors="surrogateescape").decode(errors="replace")
+    """Returns a name with what is not valid in UTF-8 replaced: bytes of a file's, or surrogates."""
+    try:
+        return name.encode(errors="surrogateescape").decode(errors="replace")
+    except UnicodeEncodeError:  # JSON and pickles can hold half a character
+        return name.encode(errors="replace").decode()

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import os
-import pickle
-import tarfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
+from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.outside import read_bounded
 from imagenet_fast.base.paths import to_local_path
 from imagenet_fast.data.sources.arrays import ArraySource
+from imagenet_fast.data.sources.base import printable
+from imagenet_fast.data.sources.numeric_pickle import read_numeric_pickle
+from imagenet_fast.data.sources.tars import BadTarError, open_tar
 
 _PIXELS = 3 * 32 * 32
+# In bytes: of a file of images, of one of class names, and of all files in both versions together.
+# The largest pickle of CIFAR-100 has 155 MB, all of CIFAR-10 twice 186 MB.
+_MAX_BATCH = 160 * 2**20
+_MAX_NAMES = 2**20
+_MAX_FILES = 400 * 2**20
+# Of an archive, which has 8 members and 186 MB.
+_MAX_MEMBERS = 1000
+_MAX_UNPACKED = 2**30
+_MAX_LABEL = 999
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +124,11 @@ def _find_in_keras_cache(name: str) -> Path:
 
 def _open(name: str, path: Path) -> ArraySource:
     dataset = _DATASETS[name]
-    wanted = {*dataset.missing({}, ""), *dataset.missing({}, ".bin")}
-    files = _read_archive(path, wanted) if path.is_file() else _read_directory(path, wanted)
+    limits = {
+        **dict.fromkeys((*dataset.missing({}, ""), *dataset.missing({}, ".bin")), _MAX_BATCH),
+        **dict.fromkeys((dataset.binary_names, dataset.pickled_names), _MAX_NAMES),
+    }
+    files = _read_directory(path, limits) if path.is_dir() else _read_archive(path, limits)
     missing, suffix = min(
         ((dataset.missing(files, suffix), suffix) for suffix in (".bin", "")),
         key=lambda version: len(version[0]),
@@ -137,27 +150,39 @@ def _open(name: str, path: Path) -> ArraySource:
     return ArraySource(name, name, class_names, arrays)
 
 
-def _read_directory(path: Path, wanted: set[str]) -> dict[str, bytes]:
-    if not path.is_dir():
-        raise UserError(f"{path}: no such file or directory")
+def _read_directory(path: Path, limits: Mapping[str, int]) -> dict[str, bytes]:
+    """Returns the files that are there, each of no more bytes than its limit."""
     for folder in (path, *sorted(path.glob("cifar-*"))):
-        files = {file: folder / file for file in wanted if (folder / file).is_file()}
-        if files:
-            return {file: source.read_bytes() for file, source in files.items()}
+        there = [file for file in limits if (folder / file).is_file()]
+        if there:
+            files: dict[str, bytes] = {}
+            for file in there:
+                try:
+                    files[file] = read_bounded(folder / file, min(limits[file], _left(files)))
+                except OSError as error:
+                    raise UserError(f"{folder / file}: cannot be read: {error.strerror}") from error
+            return files
     return {}
 
 
-def _read_archive(path: Path, wanted: set[str]) -> dict[str, bytes]:
+def _read_archive(path: Path, limits: Mapping[str, int]) -> dict[str, bytes]:
+    if not path.exists():
+        raise UserError(f"{path}: no such file or directory")
+    files: dict[str, bytes] = {}
     try:
-        with tarfile.open(path) as archive:
-            files = {}
+        with open_tar(path, max_members=_MAX_MEMBERS, max_unpacked=_MAX_UNPACKED) as archive:
             for member in archive:
-                name, file = PurePosixPath(member.name).name, archive.extractfile(member)
-                if file and name in wanted:
-                    files[name] = file.read()
-            return files
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+                name = PurePosixPath(member.name).name
+                if name in limits:
+                    files[name] = archive.read(member, min(limits[name], _left(files)))
+    except BadTarError as error:
         raise UserError(f"{path}: cannot be read as a tar archive: {error}") from error
+    return files
+
+
+def _left(files: Mapping[str, bytes]) -> int:
+    """Returns how many bytes may be read besides some files."""
+    return _MAX_FILES - sum(map(len, files.values()))
 
 
 def _read_binary(
@@ -175,42 +200,51 @@ def _read_pickle(
 ) -> tuple[np.ndarray, np.ndarray]:
     batch = _unpickle(path, part, data)
     try:
-        images = np.asarray(batch["data"], np.uint8).reshape(-1, _PIXELS)
-        labels = np.asarray(batch[dataset.labels_key], np.int64)
-    except (KeyError, TypeError, ValueError) as error:
+        images = _integers(batch["data"], 255).astype(np.uint8).reshape(-1, _PIXELS)
+        labels = _integers(batch[dataset.labels_key], _MAX_LABEL).astype(np.int64)
+    except (KeyError, ValueError) as error:
         raise UserError(f"{path}: {part} is not a batch of images: {error!r}") from error
+    if labels.ndim != 1 or len(labels) != len(images) or not len(images):
+        raise UserError(
+            f"{path}: {part} has {counted(len(images), 'image')}, but labels of shape "
+            f"{labels.shape}"
+        )
     return images, labels
 
 
+def _integers(values: Any, highest: int) -> np.ndarray:
+    """Returns an array or a list of integers as an array.
+
+    Raises:
+      ValueError: It is something else, or has a number that is negative or above ``highest``.
+    """
+    if isinstance(values, list) and all(type(v) is int and 0 <= v <= highest for v in values):
+        values = np.array(values, np.int64)
+    if not isinstance(values, np.ndarray) or (
+        values.size and not 0 <= values.min() <= values.max() <= highest
+    ):
+        raise ValueError(f"not an array or a list of integers in 0..{highest}")
+    return values
+
+
 def _unpickle_class_names(path: Path, data: bytes, dataset: _Dataset) -> tuple[str, ...]:
-    try:
-        names = _unpickle(path, dataset.pickled_names, data)[dataset.names_key]
-    except KeyError as error:
-        raise UserError(f"{path}: {dataset.pickled_names} has no {dataset.names_key}") from error
+    names = _unpickle(path, dataset.pickled_names, data).get(dataset.names_key)
+    if (
+        not isinstance(names, (list, tuple))
+        or not names
+        or not all(isinstance(name, (bytes, str)) for name in names)
+    ):
+        raise UserError(
+            f"{path}: {dataset.pickled_names} has no {dataset.names_key} that are a list of text"
+        )
     return tuple(
-        name.decode(errors="replace") if isinstance(name, bytes) else name for name in names
+        name.decode(errors="replace") if isinstance(name, bytes) else printable(name)
+        for name in names
     )
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """Loads dictionaries, lists and arrays only, because other pickles can run code."""
-
-    _ALLOWED: ClassVar[Mapping[str, Any]] = {
-        "_reconstruct": np.empty(0).__reduce__()[0],  # in different modules in NumPy 1 and 2
-        "ndarray": np.ndarray,
-        "dtype": np.dtype,
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] == "numpy" and name in self._ALLOWED:
-            return self._ALLOWED[name]
-        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which CIFAR does not need")
 
 
 def _unpickle(path: Path, part: str, data: bytes) -> dict[str, Any]:
     try:
-        # Python 2 wrote the original files: its strings, also the keys, become bytes.
-        values = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
-        return {key.decode() if isinstance(key, bytes) else key: v for key, v in values.items()}
-    except Exception as error:  # a damaged pickle can raise any class
+        return read_numeric_pickle(data)
+    except ValueError as error:
         raise UserError(f"{path}: {part} cannot be unpickled: {error}") from error

@@ -21,6 +21,8 @@ from imagenet_fast.data.sources.holdout import hold_out
 _NAMED = 5  # examples in a warning
 # Maximum size of files to compare to find images in several classes, in bytes.
 _COMPARED = 256 * 2**20
+# Bytes of an image; the most pixels that Pillow decodes take half as many.
+MAX_IMAGE = 2**30
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
@@ -84,7 +86,7 @@ class FileSource(Source):
     def read(self, split: str, index: int) -> Item:
         """As ``Source``; the filename is relative to the data set's directory."""
         file, label, _ = self._files[split][index]
-        return Item((self._root / file).read_bytes(), label, printable(file))
+        return Item(read_image(self._root / file), label, printable(file))
 
 
 def file_source(
@@ -216,10 +218,10 @@ def first_names(names: Sequence[str]) -> str:
 
 
 def size_of(path: Path) -> int:
-    """Returns the size of a file in bytes.
+    """Returns the size of an image file in bytes.
 
     Raises:
-      UserError: if it is not a readable file.
+      UserError: if it is not a readable file of at most ``MAX_IMAGE`` bytes.
     """
     try:
         status = path.stat()
@@ -227,4 +229,19 @@ def size_of(path: Path) -> int:
         raise UserError(f"{path}: cannot be read: {error.strerror}; fix or remove it") from error
     if not stat.S_ISREG(status.st_mode):
         raise UserError(f"{path}: is not a regular file; remove it")
+    if status.st_size > MAX_IMAGE:
+        raise UserError(
+            f"{path}: has {status.st_size:,} bytes, but an image may have {MAX_IMAGE:,}; remove it"
+        )
     return status.st_size
+
+
+def read_image(path: Path) -> bytes:
+    """Returns the content of an image file.
+
+    Raises:
+      UserError: as ``size_of``, so that it neither blocks nor takes all memory.
+      OSError: if it cannot be read.
+    """
+    size_of(path)
+    return path.read_bytes()

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.data.sources.base import ListedFile, printable
 from imagenet_fast.data.sources.files import (
@@ -18,6 +19,7 @@ from imagenet_fast.data.sources.files import (
     size_of,
     warnings_of_names,
 )
+from imagenet_fast.data.sources.inside import Inside
 
 # Windows creates these in folders of images.
 _IGNORED = ("thumbs.db", "desktop.ini")
@@ -33,7 +35,8 @@ def open_folders(
     Classes are numbered in alphabetical order. Images may be in subfolders of their class folder,
     also behind links, but no folder counts twice. Hidden files are ignored. There are warnings of
     other ignored files, a single class, classes without validation images, classes whose names
-    differ only in case, and images in several classes.
+    differ only in case, images in several classes, and images that
+    links take from outside of the directory.
 
     Args:
       path: The directory. Its validation folder may be named ``validation``, ``val``, ``valid`` or
@@ -185,6 +188,7 @@ def _list_images(
                 )
             visited[place] = folder / name
     files = {}
+    inside, outside = Inside(root), 0
     left_out: Counter[str] = Counter()
     links: list[Path] = []
     strays: list[str] = []
@@ -205,10 +209,13 @@ def _list_images(
                 if file_name.endswith(IMAGE_SUFFIXES):
                     file = path.relative_to(root).as_posix()
                     images.append(ListedFile(file, label, size_of(path)))
+                    outside += path not in inside
                 else:
                     left_out[printable(path.suffix.lower())] += 1
         files[split] = sorted(images)
     warnings = (*_warnings_of_files(left_out), *_warnings_of_links(root, links))
+    if outside:
+        warnings += (f"links that lead outside of {root} give {counted(outside, 'image')}",)
     if strays:
         warnings += (f"images outside of class folders are ignored: {first_names(strays)}",)
     return files, warnings

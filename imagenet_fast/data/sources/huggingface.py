@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import re
-import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,20 +13,28 @@ from typing import Any
 import numpy as np
 
 from imagenet_fast.base.errors import UserError, first_line, how_to_install, nearest
-from imagenet_fast.data.sources.base import Item, Source, printable
+from imagenet_fast.data.sources.base import MAX_CLASSES, Item, Source, printable
 from imagenet_fast.data.sources.files import (
     IMAGE_SUFFIXES,
+    MAX_IMAGE,
     SPLITS,
     first_names,
+    read_image,
     warnings_of_names,
 )
 from imagenet_fast.data.sources.holdout import hold_out
+from imagenet_fast.data.sources.huggingface_files import SAVED, check_arrow_files, check_names
+from imagenet_fast.data.sources.inside import Inside
+from imagenet_fast.data.sources.memory_limit import limited_memory
+from imagenet_fast.data.sources.tars import BadTarError, open_tar
 
-_SAVED = ("dataset_dict.json", "state.json")  # by `save_to_disk`
 _IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp")
 _LABEL_COLUMNS = ("label", "labels", "cls", "class", "fine_label")
-# Labels above this are assumed not to be class indices.
-_MAX_CLASSES = 1_000_000
+# Of a tar of the library WebDataset: members, and bytes if it is compressed.
+_MAX_MEMBERS = 10**8
+_MAX_UNPACKED = 2**36
+_SHOWN = 100  # characters of a label in a message
+_MEMORY = 3 * 2**28  # bytes to load an empty folder
 
 _Rows = Any  # datasets.Dataset, of an optional library
 
@@ -43,6 +50,7 @@ class HuggingFaceSource(Source):
         numbers: Mapping[str, np.ndarray],
         chosen: Mapping[str, tuple[str, np.ndarray]],
         image_columns: Sequence[str],
+        inside: Inside | None,
         fingerprint: str,
         warnings: tuple[str, ...],
     ) -> None:
@@ -55,6 +63,7 @@ class HuggingFaceSource(Source):
           numbers: The rows' labels, int64.
           chosen: For each split, the original split of its images and their indices.
           image_columns: The columns of the images; a row has its image in the first that has one.
+          inside: Where files that rows name must be; None: anywhere.
           fingerprint: As ``Source``.
           warnings: As ``Source``.
         """
@@ -64,21 +73,44 @@ class HuggingFaceSource(Source):
         self._numbers = dict(numbers)
         self._chosen = dict(chosen)
         self._image_columns = image_columns
+        self._inside = inside
 
     def read(self, split: str, index: int) -> Item:
-        """As ``Source``; the filename is the row's, if any, else its split and index."""
+        """As ``Source``; the filename is the row's, if any, else its split and index.
+
+        Raises:
+          UserError: The row names a file that it may not.
+        """
         origin, places = self._chosen[split]
         place = int(places[index])
-        row = self._rows[origin][place]
+        try:
+            row = self._rows[origin][place]
+        except Exception as error:  # of any class
+            raise UserError(
+                f"{self.name}: row {place} of {origin} cannot be read: {_reason(error)}"
+            ) from error
         value: dict[str, Any] = next(
             (row[column] for column in self._image_columns if row[column]), {}
         )
         file, content = value.get("path"), value.get("bytes")
         if content is None and file:
-            content = Path(file).read_bytes()
+            content = self._read_file(Path(file), f"row {place} of {origin}")
+        if content and len(content) > MAX_IMAGE:
+            raise UserError(
+                f"{self.name}: row {place} of {origin} has {len(content):,} bytes, but an image "
+                f"may have {MAX_IMAGE:,}"
+            )
         name = printable(Path(file).name) if file else f"{origin}[{place}]"
         # A row without an image counts as an undecodable image.
         return Item(content or b"", int(self._numbers[origin][place]), name)
+
+    def _read_file(self, file: Path, row: str) -> bytes:
+        if self._inside is not None and file not in self._inside:
+            raise UserError(
+                f"{self.name}: {row} names {printable(str(file))}, which is not in the data's "
+                "folder; give --allow_outside if you know who made the data"
+            )
+        return read_image(file)
 
 
 def open_huggingface(
@@ -88,6 +120,7 @@ def open_huggingface(
     label_column: str | None = None,
     holdout: float = 0.1,
     seed: int = 0,
+    allow_outside: bool = False,
 ) -> HuggingFaceSource:
     """Returns a data set of images from a folder that Hugging Face's ``datasets`` can load.
 
@@ -107,28 +140,37 @@ def open_huggingface(
         ``fine_label``.
       holdout: The fraction of each class to hold out if there is no validation split.
       seed: Of the choice of held-out images.
+      allow_outside: Whether rows and the data's card may name files outside of the folder, or links
+        to such.
 
     Raises:
       UserError: ``datasets`` is not installed or cannot load the folder, there is no training
-        split, a column is missing or has another type, or a row lacks its label.
+        split, a column is missing or has another type, a row lacks its label, or a file is named
+        that is not in the folder.
     """
     datasets = _import_datasets()
     if not path.is_dir():
         raise UserError(f"{path}: no such directory")
+    path = path.resolve()
+    check_names(path, allow_outside)
     formats = [] if image_column else _tar_formats(path)
-    rows = _load(datasets, path.resolve(), formats, label_column)
-    features = rows["train"].features
-    if len(formats) < 2:
-        formats = [_column(path, features, datasets.Image, image_column, _IMAGE_COLUMNS, "image")]
-    label_column = _column(
-        path, features, datasets.ClassLabel, label_column, _LABEL_COLUMNS, "label"
-    )
-    for column in formats:
-        rows = {
-            split: _undecoded(datasets, path, split_rows, column)
-            for split, split_rows in rows.items()
-        }
-    labels, numbers, warnings = _labels(datasets, path, rows, label_column)
+    with limited_memory(_memory(path)):
+        check_arrow_files(path)
+        rows = _load(datasets, path, formats, label_column)
+        features = rows["train"].features
+        if len(formats) < 2:
+            formats = [
+                _column(path, features, datasets.Image, image_column, _IMAGE_COLUMNS, "image")
+            ]
+        label_column = _column(
+            path, features, datasets.ClassLabel, label_column, _LABEL_COLUMNS, "label"
+        )
+        for column in formats:
+            rows = {
+                split: _undecoded(datasets, path, split_rows, column)
+                for split, split_rows in rows.items()
+            }
+        labels, numbers, warnings = _labels(datasets, path, rows, label_column)
     rows = {split: rows[split] for split in numbers}
     chosen = {split: (split, np.arange(len(labels))) for split, labels in numbers.items()}
     if "validation" not in rows:
@@ -138,15 +180,18 @@ def open_huggingface(
     digest = hashlib.sha256(_files_of(path).encode(errors="surrogateescape"))
     for split, (_, places) in sorted(chosen.items()):
         digest.update(split.encode() + places.astype(np.int64).tobytes())
-    own_name, fingerprint = name or printable(path.resolve().name), digest.hexdigest()
+    own_name, fingerprint = name or printable(path.name), digest.hexdigest()
+    inside = None if allow_outside else _inside(datasets, path)
     return HuggingFaceSource(
-        own_name, labels, rows, numbers, chosen, formats, fingerprint, warnings
+        own_name, labels, rows, numbers, chosen, formats, inside, fingerprint, warnings
     )
 
 
 def _import_datasets() -> Any:
     # The data is local: no requests are needed.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # Arrow's other allocators reserve a gigabyte, which would not count for the limit on memory.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     try:
         import datasets
     except ImportError as error:
@@ -157,11 +202,39 @@ def _import_datasets() -> Any:
     return datasets
 
 
+def _inside(datasets: Any, path: Path) -> Inside:
+    """Returns where rows of a data set in a folder may have their files."""
+    unpacked = Path(datasets.config.EXTRACTED_DATASETS_PATH)  # of archives in the folder
+    if path.parent.name == "snapshots":  # in the hub's cache, where files are links to ../../blobs
+        return Inside(path, unpacked, path.parents[1] / "blobs")
+    return Inside(path, unpacked)
+
+
+def _memory(path: Path) -> int:
+    """Returns how much more memory than now may be taken to load a folder, in bytes.
+
+    The library reads whole parts of a file: a few times its size on the disk, if its images are
+    compressed as images are. A small file can also hold one large image a million times.
+    """
+    sizes = [file.stat().st_blocks * 512 for file in path.rglob("*") if file.is_file()]
+    per_row = sum(sizes) // 4  # of labels
+    return _MEMORY + 4 * max(sizes, default=0) + per_row + 10_000 * len(sizes)
+
+
+def _reason(error: Exception) -> str:
+    cause = f": {first_line(error.__cause__)}" if isinstance(error.__cause__, Exception) else ""
+    return first_line(error) + cause
+
+
 def _tar_formats(path: Path) -> list[str]:
     """Returns the names of the image columns of a folder of WebDataset's tars."""
     fields: set[str] = set()
     for file in path.rglob("*.tar"):
-        with contextlib.suppress(tarfile.TarError, OSError), tarfile.open(file) as tar:
+        # The library tells what is wrong with one.
+        with (
+            contextlib.suppress(BadTarError),
+            open_tar(file, max_members=_MAX_MEMBERS, max_unpacked=_MAX_UNPACKED) as tar,
+        ):
             fields.update(member.name.rpartition("/")[2].partition(".")[2] for member in tar)
     return [name for name in _IMAGE_COLUMNS if name in fields]
 
@@ -201,13 +274,13 @@ def _load(
             }
         )
     try:
-        if any((path / file).is_file() for file in _SAVED):
+        if any((path / file).is_file() for file in SAVED):
             loaded = datasets.load_from_disk(str(path))
         else:
             loaded = datasets.load_dataset(str(path), **options)
     except Exception as error:  # of any class
         raise UserError(
-            f"{path}: Hugging Face's datasets cannot load it: {first_line(error)}"
+            f"{path}: Hugging Face's datasets cannot load it: {_reason(error)}"
         ) from error
     if isinstance(loaded, datasets.Dataset):
         loaded = {"train": loaded}
@@ -220,7 +293,7 @@ def _load(
                 f"{path}: its splits are {names}, but must be train, validation (or val, valid, "
                 "dev) and test, each once"
             )
-        rows[split] = split_rows
+        rows[split] = split_rows.with_format(None)
     if not rows.get("train"):
         raise UserError(f"{path}: has no split 'train', or one without rows")
     return rows
@@ -268,16 +341,24 @@ def _undecoded(datasets: Any, path: Path, rows: _Rows, column: str) -> _Rows:
     try:
         return rows.cast_column(column, datasets.Image(decode=False))
     except Exception as error:  # of any class
-        raise UserError(f"{path}: column {column!r} has no images: {error}") from error
+        raise UserError(f"{path}: column {column!r} has no images: {_reason(error)}") from error
 
 
 def _labels(
     datasets: Any, path: Path, rows: Mapping[str, _Rows], column: str
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray], tuple[str, ...]]:
     """Returns the classes, each split's labels, and warnings of splits without labels."""
+    for split, split_rows in rows.items():
+        if column not in split_rows.features:
+            raise UserError(f"{path}: the split {split} has no column {column!r}")
     feature = rows["train"].features[column]
-    names = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
-    values = {split: list(split_rows[column][:]) for split, split_rows in rows.items()}
+    names = (
+        _checked_names(path, feature.names) if isinstance(feature, datasets.ClassLabel) else None
+    )
+    try:
+        values = {split: list(split_rows[column][:]) for split, split_rows in rows.items()}
+    except Exception as error:  # of any class
+        raise UserError(f"{path}: column {column!r} cannot be read: {_reason(error)}") from error
     for split, split_rows in rows.items():
         others = split_rows.features[column]
         if names and isinstance(others, datasets.ClassLabel) and tuple(others.names) != names:
@@ -298,14 +379,28 @@ def _labels(
     numbers = {name if as_text else number: number for number, name in enumerate(names)}
     numbered = {}
     for split, labels in values.items():
-        wrong = [row for row, label in enumerate(labels) if label not in numbers]
-        if wrong:
+        wrong = next((row for row, own in enumerate(labels) if not _is_known(own, numbers)), None)
+        if wrong is not None:
             raise UserError(
-                f"{path}: row {wrong[0]} of {split} has the label {labels[wrong[0]]!r}, which is "
-                f"not a class: {first_names([repr(name) for name in names])}"
+                f"{path}: row {wrong} of {split} has the label {repr(labels[wrong])[:_SHOWN]}, "
+                f"which is not a class: {first_names([repr(name) for name in names])}"
             )
         numbered[split] = np.array([numbers[label] for label in labels], np.int64)
     return names, numbered, warnings
+
+
+def _is_known(label: Any, numbers: Mapping[Any, int]) -> bool:
+    # Others cannot be looked up, such as lists.
+    return isinstance(label, (int, float, str)) and label in numbers
+
+
+def _checked_names(path: Path, names: Any) -> tuple[str, ...]:
+    """Returns the classes that the data set's description names."""
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{path}: the names of its classes are not text")
+    if not 0 < len(names) <= MAX_CLASSES:
+        raise UserError(f"{path}: has {len(names):,} classes, not 1..{MAX_CLASSES:,}")
+    return tuple(map(printable, names))
 
 
 def _renumbered(values: list[Any], names: list[str], known: tuple[str, ...]) -> list[Any]:
@@ -323,10 +418,10 @@ def _class_names(path: Path, column: str, values: list[Any]) -> tuple[str, ...]:
     kinds = {type(value) for value in values}
     if kinds == {str}:
         return tuple(sorted(set(values)))
-    if kinds == {int} and max(values) >= _MAX_CLASSES:
+    if kinds == {int} and max(values) >= MAX_CLASSES:
         raise UserError(
             f"{path}: column {column!r} has the label {max(values)}, but class indices must be "
-            f"below {_MAX_CLASSES}: write labels as text, or give their column with --label_column"
+            f"below {MAX_CLASSES}: write labels as text, or give their column with --label_column"
         )
     if kinds == {int} and min(values) >= 0:
         return tuple(map(str, range(max(values) + 1)))

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.data.sources.arrays import ArraySource, pad_images
+from imagenet_fast.data.sources.files import size_of
 
 # Of Debian's package dataset-fashion-mnist.
 _DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -37,6 +39,9 @@ _FIRST_LABELS = {
 }
 _SPLITS = {"train": "train", "validation": "t10k"}
 _UNSIGNED_BYTE = 8
+# Of a file; MNIST's largest has 60,000 images in 47 MB.
+_MAX_IMAGES = 2**18
+_MAX_BYTES = 2**28
 
 
 def open_idx(path: Path | None = None, name: str | None = None, pad_to: int = 0) -> ArraySource:
@@ -89,21 +94,37 @@ def _read(directory: Path, stem: str, rank: int) -> np.ndarray:
     """Returns the uint8 array in ``STEM-idxRANK-ubyte``, with or without ``.gz``."""
     path = directory / f"{stem}-idx{rank}-ubyte"
     zipped = path.with_name(f"{path.name}.gz")
+    if not path.exists():
+        if not zipped.exists():
+            raise UserError(f"{path}: no such file, nor {zipped.name}")
+        path = zipped
+    size_of(path)  # a pipe would block
     try:
-        data = path.read_bytes() if path.exists() else gzip.decompress(zipped.read_bytes())
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file, nor {zipped.name}") from error
+        with gzip.open(path) if path == zipped else path.open("rb") as file:
+            header = file.read(4 * (1 + rank))
+            shape = _shape(path, header, rank)
+            data = file.read(math.prod(shape) + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{zipped}: cannot be read: {error}") from error
-    header = 4 * (1 + rank)
-    if len(data) < header or data[:4] != bytes((0, 0, _UNSIGNED_BYTE, rank)):
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    if len(data) != math.prod(shape):
+        found = f"at least {len(data)}" if len(data) > math.prod(shape) else str(len(data))
+        raise UserError(f"{path}: has {found} bytes of data, but {math.prod(shape)} in its header")
+    return np.frombuffer(data, np.uint8).reshape(shape)
+
+
+def _shape(path: Path, header: bytes, rank: int) -> tuple[int, ...]:
+    """Returns the shape in the header of a file, whose size is not larger than it may be."""
+    if len(header) < 4 * (1 + rank) or header[:4] != bytes((0, 0, _UNSIGNED_BYTE, rank)):
         raise UserError(
             f"{path}: is not an idx file of unsigned bytes in {rank} dimensions: it starts with "
-            f"{data[:4].hex(' ')}"
+            f"{header[:4].hex(' ')}"
         )
-    shape = struct.unpack(f">{rank}I", data[4:header])
-    if len(data) != header + math.prod(shape):
+    shape = struct.unpack(f">{rank}I", header[4:])
+    if not math.prod(shape):
+        raise UserError(f"{path}: is empty: its header has the shape {shape}")
+    if shape[0] > _MAX_IMAGES or math.prod(shape) > _MAX_BYTES:
         raise UserError(
-            f"{path}: has {len(data) - header} bytes of data, but {math.prod(shape)} in its header"
+            f"{path}: has {counted(shape[0], 'item')} and {math.prod(shape):,} bytes in its "
+            f"header, but may have {_MAX_IMAGES:,} items and {_MAX_BYTES:,} bytes"
         )
-    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+    return shape

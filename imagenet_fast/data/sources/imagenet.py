@@ -7,9 +7,9 @@ import hashlib
 import io
 import os
 import re
-import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
@@ -18,8 +18,12 @@ from tqdm import tqdm
 
 from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError, how_to_install
+from imagenet_fast.base.outside import read_bounded
 from imagenet_fast.base.paths import to_local_path
 from imagenet_fast.data.sources.base import Item, Source, printable
+from imagenet_fast.data.sources.files import MAX_IMAGE
+from imagenet_fast.data.sources.memory_limit import limited_memory
+from imagenet_fast.data.sources.tars import BadTarError, TarReader, open_tar
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VALIDATION_TAR = "ILSVRC2012_img_val.tar"
@@ -40,6 +44,13 @@ _VALIDATION_LABELS = ("imagenet_2012_validation_synset_labels.txt",)
 
 _CLASSES = 1000
 _IMAGES = {"train": 1_281_167, "validation": 50_000}
+
+_MAX_IMAGES = 2_000_000  # of a tar
+_MAX_LIST = 2**25  # bytes of a list as text
+# Bytes of the development kit, unpacked, of which the two files take 1 MB, and its members.
+_MAX_DEVKIT = 2**26
+_MAX_DEVKIT_MEMBERS = 1000
+_MAX_META = 2**29  # bytes of memory to read the class names
 
 
 class _Member(NamedTuple):
@@ -176,7 +187,7 @@ def _read_lists(
 
 def _read_lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return read_bounded(path, _MAX_LIST).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
 
@@ -211,8 +222,8 @@ def _read_devkit(path: Path) -> tuple[_Classes, _ValidationLabels]:
     classes = _parse_meta(files[_META], meta)
     validation = []
     for line, number in enumerate(files[_GROUND_TRUTH].decode(errors="replace").split(), 1):
-        if not number.isdecimal() or int(number) not in classes:
-            raise UserError(f"{ground_truth}, line {line}: {number!r} is not a class number")
+        if not re.fullmatch(r"\d{1,4}", number) or int(number) not in classes:
+            raise UserError(f"{ground_truth}, line {line}: {number[:20]!r} is not a class number")
         validation.append(classes[int(number)][0])
     synsets, names = zip(*sorted(classes.values()))
     return _Classes(synsets, names, meta), _ValidationLabels(tuple(validation), ground_truth)
@@ -220,21 +231,24 @@ def _read_devkit(path: Path) -> tuple[_Classes, _ValidationLabels]:
 
 def _unpack_devkit(path: Path) -> dict[str, bytes]:
     """Returns the two relevant files of the development kit, by name."""
-    found = {}
-    try:
-        # Read completely, so gzip verifies its checksum: damaged data can crash SciPy.
-        with gzip.open(path) as file, tarfile.open(fileobj=io.BytesIO(file.read())) as tar:
-            for member in tar:
-                name = "/".join(PurePosixPath(member.name).parts[-2:])
-                content = tar.extractfile(member)
-                if content and name in (_META, _GROUND_TRUTH):
-                    found[name] = content.read()
-    except FileNotFoundError as error:
+    if not path.is_file():
         raise UserError(
             f"{path}: no such file; download it from image-net.org, or give both lists as text: "
             "synsets and validation_labels"
-        ) from error
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        )
+    found = {}
+    try:
+        # Read completely, so gzip verifies its checksum: damaged data can crash SciPy.
+        with gzip.open(path) as file:
+            unpacked = file.read(_MAX_DEVKIT + 1)
+        if len(unpacked) > _MAX_DEVKIT:
+            raise BadTarError(f"it has more than {_MAX_DEVKIT:,} bytes")
+        with open_tar(io.BytesIO(unpacked), max_members=_MAX_DEVKIT_MEMBERS) as tar:
+            for member in tar:
+                name = "/".join(PurePosixPath(member.name).parts[-2:])
+                if name in (_META, _GROUND_TRUTH):
+                    found[name] = tar.read(member, _MAX_DEVKIT)
+    except (BadTarError, OSError, EOFError, zlib.error) as error:
         raise UserError(
             f"{path}: is not a complete .tar.gz file; download it again from image-net.org: {error}"
         ) from error
@@ -255,7 +269,9 @@ def _parse_meta(data: bytes, path: Path) -> dict[int, tuple[str, str]]:
     except ImportError as error:
         raise UserError(f"{path}: reading it needs SciPy: {how_to_install('imagenet')}") from error
     try:
-        table = loadmat(io.BytesIO(data), squeeze_me=True, variable_names=["synsets"])["synsets"]
+        with limited_memory(_MAX_META):
+            file = loadmat(io.BytesIO(data), squeeze_me=True, variable_names=["synsets"])
+        table = file["synsets"]
         columns = [np.atleast_1d(table[name]) for name in ("ILSVRC2012_ID", "WNID", "words")]
         rows = [(int(number), str(synset), str(words)) for number, synset, words in zip(*columns)]
     except Exception as error:  # SciPy may raise any class for other files
@@ -272,45 +288,43 @@ def _parse_meta(data: bytes, path: Path) -> dict[int, tuple[str, str]]:
     return classes
 
 
-def _open_tar(path: Path, file: IO[bytes] | None = None) -> tarfile.TarFile:
-    """Opens ``path``, or ``file``, a tar in it."""
+@contextmanager
+def _open_tar(path: Path, file: IO[bytes] | None = None) -> Iterator[TarReader]:
+    """Opens ``path``, or ``file``, a tar in it; what is wrong with it becomes a ``UserError``."""
+    if not path.exists():
+        raise UserError(f"{path}: no such file")
     try:
-        return tarfile.open(path, "r:", file)
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file") from error
-    except (tarfile.TarError, OSError) as error:
+        with open_tar(path if file is None else file, max_members=_MAX_IMAGES) as tar:
+            yield tar
+    except BadTarError as error:
         raise UserError(f"{path}: is not a complete, uncompressed tar file: {error}") from error
 
 
-def _files(tar: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
-    try:
-        for member in tar:
-            if member.isfile():
-                yield member
-    except (tarfile.TarError, OSError) as error:
-        raise UserError(f"{path}: is not a complete, uncompressed tar file: {error}") from error
+def _images(tar: TarReader, path: Path) -> Iterator[tuple[str, int, int]]:
+    """Yields the name, offset and size of each image in a tar."""
+    for image in tar:
+        if image.size > MAX_IMAGE:
+            raise UserError(
+                f"{path}: {image.name} has {image.size:,} bytes, but may have {MAX_IMAGE:,}"
+            )
+        yield image.name, image.offset_data, image.size
 
 
 def _index_train(path: Path, classes: _Classes) -> list[_Member]:
     numbers = {synset: label for label, synset in enumerate(classes.synsets)}
     found: dict[str, list[_Member]] = {}
     with _open_tar(path) as outer:
-        for member in tqdm(
-            _files(outer, path), f"indexing {path.name}", len(numbers), unit="class", delay=2
-        ):
+        for member in tqdm(outer, f"indexing {path.name}", len(numbers), unit="class", delay=2):
             synset = PurePosixPath(member.name).stem
             if synset not in numbers:
                 raise UserError(f"{path}: {member.name} is not a synset in {classes.file}")
-            with _open_tar(path, outer.extractfile(member)) as inner:
+            with _open_tar(path, outer.open(member)) as inner:
                 found[synset] = [
-                    _Member(
-                        printable(image.name),
-                        numbers[synset],
-                        member.offset_data + image.offset_data,
-                        image.size,
-                    )
-                    for image in _files(inner, path)
+                    _Member(printable(name), numbers[synset], member.offset_data + offset, size)
+                    for name, offset, size in _images(inner, path)
                 ]
+            if sum(map(len, found.values())) > _MAX_IMAGES:
+                raise UserError(f"{path}: has more than {_MAX_IMAGES:,} images")
     missing = [synset for synset in numbers if not found.get(synset)]
     if missing:
         raise UserError(f"{path}: has no image of {missing[0]}, which {classes.file} lists")
@@ -322,17 +336,15 @@ def _index_validation(
 ) -> list[_Member]:
     numbers = {synset: label for label, synset in enumerate(classes.synsets)}
     with _open_tar(path) as tar:
-        images = sorted(_files(tar, path), key=lambda image: image.name)
+        images = sorted(_images(tar, path))
     if len(images) != len(validation.synsets):
         raise UserError(
             f"{path} has {counted(len(images), 'image')}, but {validation.file} "
             f"{counted(len(validation.synsets), 'line')}"
         )
     members = []
-    for line, (image, synset) in enumerate(zip(images, validation.synsets), 1):
+    for line, ((name, offset, size), synset) in enumerate(zip(images, validation.synsets), 1):
         if synset not in numbers:
             raise UserError(f"{validation.file}, line {line}: {synset!r} is not in {classes.file}")
-        members.append(
-            _Member(printable(image.name), numbers[synset], image.offset_data, image.size)
-        )
+        members.append(_Member(printable(name), numbers[synset], offset, size))
     return members

@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError, nearest
@@ -22,6 +22,7 @@ from imagenet_fast.data.sources.files import (
     size_of,
     warnings_of_names,
 )
+from imagenet_fast.data.sources.inside import Inside
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _JSON_LINES = (".jsonl", ".ndjson")
@@ -31,6 +32,8 @@ _WHOLE_NUMBER = re.compile(r"-?\d{1,100}")
 _IMAGE_COLUMNS = ("image", "file_name", "filename", "file", "path", "image_path", "filepath")
 _LABEL_COLUMNS = ("label", "class", "category", "target", "labels", "class_name")
 _SPLIT_COLUMNS = ("split", "set", "subset")
+_MAX_LINE = 2**20  # characters
+_SHOWN = 100  # characters of a value in a message
 
 
 class _Row(NamedTuple):
@@ -58,6 +61,7 @@ def open_list(
     image_dir: str | None = None,
     holdout: float = 0.1,
     seed: int = 0,
+    allow_outside: bool = False,
 ) -> FileSource:
     """Returns the images and labels listed by a CSV, TSV or JSON Lines file.
 
@@ -74,24 +78,28 @@ def open_list(
         ``labels`` or ``class_name``.
       split_column: Column of the splits, ``train``, ``validation`` (or ``val``, ``valid``, ``dev``)
         and ``test``; by default ``split``, ``set`` or ``subset``, if there is one.
-      image_dir: The directory of relative paths; by default the list's.
+      image_dir: The directory of the images, which relative paths start from; by default the
+        list's.
       holdout: The fraction of each class to hold out if there are no validation images.
       seed: Of the choice of held-out images.
+      allow_outside: Whether the list may name files outside of the images' directory, or links to
+        such.
 
     Raises:
       UserError: The list cannot be read, lacks a column, a label or training images, lists a file
-        that is missing, or twice with different labels or splits, or another split has a class that
-        ``train`` lacks.
+        that is missing, outside, or twice with different labels or splits, or another split has a
+        class that ``train`` lacks.
     """
     path = path.resolve()
     rows = _read(path, image_column, label_column, split_column)
     root = to_local_path(image_dir, "image_dir").resolve() if image_dir else path.parent
     rows = _without_repeats(path, root, rows)
+    _check_files(path, root, rows, allow_outside)
     labels = _classes(path, rows)
     numbers = {label: number for number, label in enumerate(labels)}
     files: dict[str, list[ListedFile]] = {"train": []}
-    for row, size in zip(rows, _sizes(path, root, rows)):
-        image = ListedFile(row.file, numbers[row.label], size)
+    for row in rows:
+        image = ListedFile(row.file, numbers[row.label], size_of(root / row.file))
         files.setdefault(row.split, []).append(image)
     files = {split: sorted(images) for split, images in files.items()}
     return file_source(
@@ -146,14 +154,17 @@ def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     if suffix not in _DELIMITERS and suffix not in _JSON_LINES:
         kinds = ", ".join([*_DELIMITERS, *_JSON_LINES])
         raise UserError(f"{path}: the name of a list must end in one of {kinds}")
+    if path.exists() and not path.is_file():  # a pipe would block
+        raise UserError(f"{path}: is not a regular file")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = _bounded_lines(path, file)
             if suffix in _JSON_LINES:
-                yield from _json_lines(path, file)
+                yield from _json_lines(path, lines)
                 return
-            reader = csv.DictReader(file, delimiter=_DELIMITERS[suffix], strict=True)
-            names = reader.fieldnames or []
-            twice = next((name for name in names if names.count(name) > 1), None)
+            reader = csv.DictReader(lines, delimiter=_DELIMITERS[suffix], strict=True)
+            counts = Counter(reader.fieldnames or [])
+            twice = next((name for name, count in counts.items() if count > 1), None)
             if twice is not None:
                 raise UserError(f"{path}: has two columns {twice!r}; rename one of them")
             for values in reader:
@@ -168,8 +179,17 @@ def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         raise UserError(f"{path}: cannot be read as {suffix[1:].upper()}: {error}") from None
 
 
-def _json_lines(path: Path, file: Any) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for number, line in enumerate(file, start=1):
+def _bounded_lines(path: Path, file: TextIO) -> Iterator[str]:
+    number = 0
+    while line := file.readline(_MAX_LINE + 1):
+        number += 1
+        if len(line) > _MAX_LINE:
+            raise UserError(f"{path}, line {number}: has more than {_MAX_LINE:,} characters")
+        yield line
+
+
+def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
@@ -205,7 +225,7 @@ def _split_column(path: Path, known: list[str], given: str | None) -> str | None
 def _text(path: Path, number: int, column: str, value: Any) -> str:
     """Returns a value, which may be a number, as text."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
-        shown = "missing" if value is None else json.dumps(value)
+        shown = "missing" if value is None else json.dumps(value)[:_SHOWN]
         raise UserError(f"{path}, line {number}: {column} is {shown}, but must be text")
     text = str(value).strip()
     if not text or text.splitlines() != [text]:
@@ -268,12 +288,23 @@ def _classes(path: Path, rows: list[_Row]) -> tuple[str, ...]:
     return tuple(sorted(train))
 
 
-def _sizes(path: Path, root: Path, rows: list[_Row]) -> list[int]:
+def _check_files(path: Path, root: Path, rows: list[_Row], allow_outside: bool) -> None:
+    """Checks that the files exist and are in the directory of the images."""
     missing = [row for row in rows if not (root / row.file).is_file()]
     if missing:
-        names = [f"{row.file}, line {row.number}" for row in missing]
         raise UserError(
             f"{path}: {len(missing)} of {counted(len(rows), 'file')} missing in {root} "
-            f"({'; '.join(names[:3])}); give their directory with --image_dir"
+            f"({_places(missing)}); give their directory with --image_dir"
         )
-    return [size_of(root / row.file) for row in rows]
+    inside = Inside(root)
+    outside = [row for row in rows if not allow_outside and root / row.file not in inside]
+    if outside:
+        raise UserError(
+            f"{path}: {len(outside)} of {counted(len(rows), 'file')} outside of {root} "
+            f"({_places(outside)}); give --allow_outside if you know who made the list, or the "
+            "directory of all images with --image_dir"
+        )
+
+
+def _places(rows: list[_Row]) -> str:
+    return "; ".join(f"{printable(row.file)}, line {row.number}" for row in rows[:3])

@@ -3,25 +3,70 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar, Union
 
+import msgspec
 import numpy as np
 
 from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError, first_line, how_to_install, nearest
+from imagenet_fast.base.outside import read_bounded, read_json
 from imagenet_fast.data import records
 from imagenet_fast.data.examples import decode_example
-from imagenet_fast.data.sources.base import Item, Source
+from imagenet_fast.data.sources.base import MAX_CLASSES, Item, Source, printable
 
 _INFO = "dataset_info.json"
 _FEATURES = "features.json"
 _LABELS = "label.labels.txt"
 _FILENAMES = ("file_name", "image/filename")
 _VALIDATION = ("validation", "test")
+_MAX_LABELS = 2**24  # bytes of the file of class names
+
+# JSON of protocol buffers has 64-bit integers as text.
+_Count = Union[
+    Annotated[str, msgspec.Meta(pattern=r"^\d{1,15}\Z")], Annotated[int, msgspec.Meta(ge=0)]
+]
+_Json = TypeVar("_Json")
+
+
+class _Split(msgspec.Struct, rename="camel"):
+    name: str
+    shard_lengths: list[_Count]
+
+
+class _Info(msgspec.Struct, rename="camel"):
+    """The content of ``dataset_info.json``."""
+
+    name: str
+    file_format: str = "tfrecord"
+    splits: list[_Split] = []
+
+
+class _ClassLabel(msgspec.Struct, rename="camel"):
+    num_classes: _Count = 0
+
+
+class _Image(msgspec.Struct):
+    dtype: str = "uint8"
+
+
+class _Feature(msgspec.Struct, rename="camel"):
+    class_label: _ClassLabel = msgspec.field(default_factory=_ClassLabel)
+    image: _Image = msgspec.field(default_factory=_Image)
+    tensor: dict[str, Any] = {}
+
+
+class _FeaturesDict(msgspec.Struct):
+    features: dict[str, _Feature] = {}
+
+
+class _Features(msgspec.Struct, rename="camel"):
+    """The content of ``features.json``."""
+
+    features_dict: _FeaturesDict = msgspec.field(default_factory=_FeaturesDict)
 
 
 class _Shard(NamedTuple):
@@ -52,7 +97,8 @@ class TfdsSource(Source):
         digest = hashlib.sha256()
         for members in shards.values():
             for shard in members:
-                digest.update(f"{shard.path.name}\0{shard.path.stat().st_size}\n".encode())
+                name_and_size = f"{shard.path.name}\0{shard.path.stat().st_size}\n"
+                digest.update(name_and_size.encode(errors="surrogateescape"))
         self._shards = dict(shards)
         self._ends = {
             split: np.cumsum([len(shard.offsets) for shard in members])
@@ -73,17 +119,22 @@ class TfdsSource(Source):
         position = index - int(ends[number]) + len(offsets)
         record = records.read_record(path, position, int(offsets[position]))
         try:
-            fields = decode_example(record)
-            filename = next((fields[name][0] for name in _FILENAMES if name in fields), None)
-            return Item(
-                fields["image"][0],
-                fields["label"][0],
-                filename.decode() if filename else f"{path.name}[{position}]",
-            )
+            return _item(decode_example(record), f"{printable(path.name)}[{position}]")
         except (KeyError, IndexError, ValueError) as error:
             raise UserError(
                 f"{path}: record {position} is not an example with an image and a label: {error!r}"
             ) from error
+
+
+def _item(fields: Mapping[str, list[Any]], name: str) -> Item:
+    """Returns an example's image, with a name if it has none of its own."""
+    image, label = fields["image"][0], fields["label"][0]
+    filename = next((fields[field][0] for field in _FILENAMES if fields.get(field)), None)
+    if not isinstance(image, bytes) or not isinstance(label, int):
+        raise ValueError(f"they are of the types {type(image).__name__}, {type(label).__name__}")
+    if isinstance(filename, bytes) and filename:
+        name = filename.decode(errors="replace")
+    return Item(image, label, name)
 
 
 def open_tfds(path: Path | None = None, tfds_name: str | None = None) -> TfdsSource:
@@ -110,12 +161,7 @@ def open_tfds(path: Path | None = None, tfds_name: str | None = None) -> TfdsSou
         raise UserError("the source 'tfds' needs source_path or tfds_name")
     else:
         directory = _version_directory(path)
-    try:
-        return _open_version(directory, _read_json(directory / _INFO))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{directory / _INFO}: is not as TensorFlow Datasets writes it: {error!r}"
-        ) from error
+    return _open_version(directory, _read(directory / _INFO, _Info))
 
 
 def _prepared(name: str, data_dir: Path | None) -> Path:
@@ -150,13 +196,12 @@ def _prepared(name: str, data_dir: Path | None) -> Path:
     return Path(builder.data_path)
 
 
-def _open_version(directory: Path, info: Mapping[str, Any]) -> TfdsSource:
-    if info.get("fileFormat", "tfrecord") != "tfrecord":
+def _open_version(directory: Path, info: _Info) -> TfdsSource:
+    if info.file_format != "tfrecord":
         raise UserError(
-            f"{directory}: its files are {info['fileFormat']}; prepare it with "
-            "file_format='tfrecord'"
+            f"{directory}: its files are {info.file_format}; prepare it with file_format='tfrecord'"
         )
-    splits = {split["name"]: split for split in info.get("splits", ())}
+    splits = {split.name: split for split in info.splits}
     validation = next((name for name in _VALIDATION if name in splits), None)
     if "train" not in splits or validation is None:
         raise UserError(
@@ -174,12 +219,12 @@ def _open_version(directory: Path, info: Mapping[str, Any]) -> TfdsSource:
         warnings = ("there is no split 'validation': 'test' is used as validation",)
     elif "test" in splits:
         tested = {**shards, "test": _index(directory, splits["test"])}
-        source = TfdsSource(info["name"], classes, tested, warnings)
+        source = TfdsSource(printable(info.name), classes, tested, warnings)
         # E.g. the labels of ImageNet's test split are secret.
         if source.splits["test"] and source.read("test", 0).label >= 0:
             return source
         warnings = ("the split 'test' is ignored: it has no labels",)
-    return TfdsSource(info["name"], classes, shards, warnings)
+    return TfdsSource(printable(info.name), classes, shards, warnings)
 
 
 def _version_directory(path: Path) -> Path:
@@ -197,35 +242,44 @@ def _version_directory(path: Path) -> Path:
     return max(versions, key=lambda folder: [int(part) for part in folder.name.split(".")])
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read(path: Path, kind: type[_Json]) -> _Json:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from error
+        return read_json(path, kind)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: is not as TensorFlow Datasets writes it: {error}") from error
 
 
 def _class_names(directory: Path) -> tuple[str, ...]:
-    features = _read_json(directory / _FEATURES).get("featuresDict", {}).get("features", {})
+    features = _read(directory / _FEATURES, _Features).features_dict.features
     for feature in ("image", "label"):
         if feature not in features:
             raise UserError(
                 f"{directory}: has no feature {feature!r}; it has {', '.join(sorted(features))}"
             )
     _check_image(directory, features["image"])
-    names = directory / _LABELS
-    if names.is_file():
-        return tuple(names.read_text(encoding="utf-8", errors="replace").splitlines())
-    try:
-        return tuple(map(str, range(int(features["label"]["classLabel"]["numClasses"]))))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{directory / _FEATURES}: its feature 'label' is not a class label"
-        ) from error
+    path = directory / _LABELS
+    if path.is_file():
+        try:
+            names = read_bounded(path, _MAX_LABELS).decode(errors="replace").splitlines()
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+        count = len(names)
+    else:
+        path = directory / _FEATURES
+        count = int(features["label"].class_label.num_classes)
+        if not count:
+            raise UserError(f"{path}: its feature 'label' is not a class label")
+        names = list(map(str, range(min(count, MAX_CLASSES))))
+    if not 0 < count <= MAX_CLASSES:
+        raise UserError(f"{path}: has {counted(count, 'class', 'classes')}, not 1..{MAX_CLASSES}")
+    return tuple(names)
 
 
-def _check_image(directory: Path, feature: Mapping[str, Any]) -> None:
+def _check_image(directory: Path, feature: _Feature) -> None:
     """Refuses tensors, and floats stored in PNGs."""
-    kind = "a tensor" if "tensor" in feature else feature.get("image", {}).get("dtype", "uint8")
+    kind = "a tensor" if feature.tensor else feature.image.dtype
     if kind not in ("uint8", "uint16"):
         raise UserError(
             f"{directory / _FEATURES}: its feature 'image' is {kind}, but must be an image of "
@@ -233,14 +287,15 @@ def _check_image(directory: Path, feature: Mapping[str, Any]) -> None:
         )
 
 
-def _index(directory: Path, split: Mapping[str, Any]) -> list[_Shard]:
+def _index(directory: Path, split: _Split) -> list[_Shard]:
     """Returns the files of a split, after comparing them with the counts in its info."""
-    lengths = [int(length) for length in split["shardLengths"]]
+    if not split.shard_lengths:
+        raise UserError(f"{directory / _INFO}: its split {split.name!r} has no files")
     shards = []
-    for number, expected in enumerate(lengths):
-        pattern = f"*-{split['name']}.tfrecord-{number:05d}-of-{len(lengths):05d}"
+    for number, expected in enumerate(map(int, split.shard_lengths)):
+        pattern = f"*-{split.name}.tfrecord-{number:05d}-of-{len(split.shard_lengths):05d}"
         path = next(directory.glob(pattern), None)
-        if path is None:
+        if path is None or not path.is_file():
             raise UserError(f"{directory}: no file {pattern}")
         offsets = np.fromiter(records.locate_records(path), np.int64)
         if len(offsets) != expected:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.data.sources import open_source
+from imagenet_fast.data.sources import cifar, open_source
 
 TEN = ("airplane", "automobile", "bird")
 HUNDRED = ("apple", "aquarium_fish", "baby", "bear")
@@ -240,3 +240,135 @@ def test_class_names_that_are_not_utf_8(tmp_path):
     path = tmp_path / "batches.meta.txt"
     path.write_bytes(path.read_bytes().replace(b"bird", b"oisea\xe9"))
     assert "oisea\ufffd" in open_source("cifar10", tmp_path).labels
+
+
+@pytest.mark.parametrize("protocol", [3, 4, 5])
+def test_files_pickled_again_by_python_3(tmp_path, protocol):
+    write_pickle(tmp_path, ten=True)
+    expected = open_source("cifar10", tmp_path).describe()
+    for path in tmp_path.iterdir():
+        values = pickle.loads(path.read_bytes(), encoding="bytes")
+        path.write_bytes(pickle.dumps(values, protocol))
+    source = open_source("cifar10", tmp_path)
+    check(source, ten=True)
+    assert source.describe() == expected
+
+
+def test_pickled_labels_as_an_array_and_images_in_wider_numbers(tmp_path):
+    write_pickle(tmp_path, ten=True)
+    expected = open_source("cifar10", tmp_path).describe()
+    images, labels = batch(0, 4, len(TEN))
+    values = {"data": images.astype(np.int16).reshape(4, 3, 32, 32), "labels": labels}
+    pickle2(tmp_path / "data_batch_1", values)
+    assert open_source("cifar10", tmp_path).describe() == expected
+
+
+IMAGES, LABELS = batch(0, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"labels": ["cat"] * 4}, "is not a batch of images: .*integers in 0..999"),
+        ({"labels": [0.5] * 4}, "cannot be unpickled: it has the opcode BINFLOAT"),
+        ({"labels": [[1]] * 4}, "is not a batch of images"),
+        ({"labels": [None] * 4}, "is not a batch of images"),
+        ({"labels": [True] * 4}, "is not a batch of images"),
+        ({"labels": [10**30] * 4}, "is not a batch of images"),
+        ({"labels": [-1] * 4}, "is not a batch of images"),
+        ({"labels": None}, "is not a batch of images"),
+        ({"labels": [[1, 2], [3]]}, "is not a batch of images"),
+        ({"labels": LABELS.reshape(2, 2)}, r"has 4 images, but labels of shape \(2, 2\)"),
+        ({"labels": [0] * 3}, r"has 4 images, but labels of shape \(3,\)"),
+        ({"data": IMAGES.astype(np.int16) + 1000}, r"integers in 0..255"),
+        ({"data": IMAGES.astype(np.int16) - 1000}, r"integers in 0..255"),
+        ({"data": IMAGES[:, 1:]}, "is not a batch of images"),
+        ({"data": None}, "is not a batch of images"),
+        ({"data": b"x"}, "is not a batch of images"),
+        ({"data": IMAGES.astype(object)}, "the dtype 'O8', not of integers|the dtype 'O'"),
+    ],
+)
+def test_pickled_values_of_other_types(tmp_path, values, message):
+    write_pickle(tmp_path, ten=True)
+    pickle2(tmp_path / "data_batch_1", {"data": IMAGES, "labels": LABELS.tolist(), **values})
+    with pytest.raises(UserError, match=f"data_batch_1 {message}|data_batch_1 .*{message}"):
+        open_source("cifar10", tmp_path)
+
+
+@pytest.mark.parametrize("names", [None, 3, "text", [], [1, 2, 3], {"a": 1}])
+def test_pickled_class_names_of_other_types(tmp_path, names):
+    write_pickle(tmp_path, ten=True)
+    pickle2(tmp_path / "batches.meta", {"label_names": names})
+    with pytest.raises(UserError, match=r"batches.meta has no label_names that are a list of text"):
+        open_source("cifar10", tmp_path)
+
+
+def test_half_a_character_in_a_class_name(tmp_path):
+    write_pickle(tmp_path, ten=True)
+    names = {"label_names": ["a", "\ud83d", "c"]}
+    (tmp_path / "batches.meta").write_bytes(pickle.dumps(names))
+    assert open_source("cifar10", tmp_path).labels == ("a", "?", "c")
+
+
+def archive_with(tmp_path, change):
+    """An archive of the pickled version, in which ``change`` replaces what describes a batch."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    write_pickle(folder, ten=True)
+    with tarfile.open(tmp_path / "cifar.tar.gz", "w:gz") as archive:
+        for path in folder.iterdir():
+            info = archive.gettarinfo(path, f"cifar/{path.name}")
+            if path.name == "data_batch_1":
+                archive.addfile(change(info))
+            else:
+                with path.open("rb") as file:
+                    archive.addfile(info, file)
+    return tmp_path / "cifar.tar.gz"
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_links_and_pipes_in_an_archive(tmp_path, kind):
+    def change(info):
+        info.type, info.linkname, info.size = kind, "cifar/nowhere", 0
+        return info
+
+    with pytest.raises(UserError, match=r"is not a complete cifar10: it lacks data_batch_1$"):
+        open_source("cifar10", archive_with(tmp_path, change))
+
+
+def test_sizes_in_an_archive_are_checked_first(tmp_path):
+    def change(info):
+        info.size = 2**29
+        return info
+
+    path = archive_with(tmp_path, change)
+    with pytest.raises(
+        UserError, match=r"archive: 'cifar/data_batch_1' has 536,870,912 bytes, but may have 167,"
+    ):
+        open_source("cifar10", path)
+
+
+@pytest.mark.parametrize("limit", ["_MAX_BATCH", "_MAX_FILES", "_MAX_NAMES"])
+def test_files_in_a_folder_may_have_so_many_bytes(tmp_path, monkeypatch, write, limit):
+    write(tmp_path, ten=True)
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    names = next(size for name, size in sizes.items() if name.startswith("batches.meta"))
+    most = {"_MAX_BATCH": max(sizes.values()), "_MAX_FILES": sum(sizes.values())}
+    monkeypatch.setattr(cifar, limit, most.get(limit, names))
+    check(open_source("cifar10", tmp_path), ten=True)
+    monkeypatch.setattr(cifar, limit, most.get(limit, names) - 1)
+    with pytest.raises(UserError, match=r"cannot be read: has [\d,]+ bytes, but may have"):
+        open_source("cifar10", tmp_path)
+
+
+def test_a_pipe_in_place_of_an_archive_or_file(tmp_path):
+    os.mkfifo(tmp_path / "cifar.tar.gz")
+    with pytest.raises(UserError, match="cannot be read as a tar archive: it is not a regular"):
+        open_source("cifar10", tmp_path / "cifar.tar.gz")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write_pickle(folder, ten=True)
+    (folder / "data_batch_2").unlink()
+    os.mkfifo(folder / "data_batch_2")
+    with pytest.raises(UserError, match="it lacks data_batch_2"):
+        open_source("cifar10", folder)

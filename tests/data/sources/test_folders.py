@@ -331,6 +331,40 @@ def test_class_folders_may_be_links(tmp_path):
     assert [item.filename for item in items(source, "train")] == ["a/1.jpg", "b/2.jpg"]
 
 
+def test_images_that_links_take_from_outside_are_counted(tmp_path):
+    """An archive could hold links to any files."""
+    write(tmp_path / "set", "train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "val/b/1.jpg")
+    write(tmp_path / "elsewhere", "x/2.jpg", "x/3.jpg", "4.jpg")
+    root = tmp_path / "set"
+    (root / "train/a/5.jpg").symlink_to("1.jpg")
+    assert not any("outside" in own for own in open_source("folders", root).warnings)
+    (root / "train/a/4.jpg").symlink_to("../../../elsewhere/4.jpg")
+    (root / "val/b/more").symlink_to(tmp_path / "elsewhere" / "x")
+    source = open_source("folders", root)
+    assert source.splits == {"train": 4, "validation": 4}
+    assert source.warnings[0] == f"links that lead outside of {root} give 3 images"
+
+
+def test_the_size_of_an_image_is_limited(tmp_path, monkeypatch):
+    write(tmp_path, "a/1.jpg", "b/1.jpg")
+    source = open_source("folders", tmp_path)
+    monkeypatch.setattr(files, "MAX_IMAGE", 6)
+    message = r"a/1.jpg: has 7 bytes, but an image may have 6; remove it"
+    with pytest.raises(UserError, match=message):
+        open_source("folders", tmp_path)
+    with pytest.raises(UserError, match=message):
+        source.read("train", 0)
+
+
+def test_a_file_that_became_a_pipe_does_not_block(tmp_path):
+    write(tmp_path, "a/1.jpg", "b/1.jpg")
+    source = open_source("folders", tmp_path)
+    (tmp_path / "a/1.jpg").unlink()
+    os.mkfifo(tmp_path / "a/1.jpg")
+    with pytest.raises(UserError, match=r"a/1.jpg: is not a regular file; remove it"):
+        source.read("train", 0)
+
+
 def test_circular_links(tmp_path):
     write(tmp_path, *(f"a/z/{index}.jpg" for index in range(10)), "b/1.jpg")
     (tmp_path / "a/self").symlink_to(".")

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import sys
 import tarfile
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from PIL import Image
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.data.sources import open_source
+from imagenet_fast.data.sources import huggingface, open_source
 
 datasets = pytest.importorskip("datasets", reason="needs Hugging Face's datasets")
 pyarrow = pytest.importorskip("pyarrow")
@@ -279,3 +281,176 @@ def test_classes_that_differ_only_in_case_give_a_warning(tmp_path):
     table(range(12), ["ant", "Ant", "cat"]).save_to_disk(tmp_path / "alike")
     source = open_source("huggingface", tmp_path / "alike")
     assert any("'ant' and 'Ant'" in warning for warning in source.warnings)
+
+
+def naming(folder, file):
+    """Writes a table whose rows name a file."""
+    folder.mkdir()
+    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    rows = pyarrow.array([{"bytes": None, "path": str(file)}] * 4, kind)
+    table = pyarrow.table({"image": rows, "label": ["x", "x", "y", "y"]})
+    pyarrow.parquet.write_table(table, folder / "train.parquet")
+
+
+def test_rows_that_name_files_outside_of_the_folder(tmp_path):
+    folder = tmp_path / "own"
+    (tmp_path / "private.png").write_bytes(b"private")
+    for file in (tmp_path / "private.png", folder / "../private.png", folder / "link.png"):
+        naming(folder, file)
+        (folder / "link.png").symlink_to("../private.png")
+        source = open_source("huggingface", folder)
+        with pytest.raises(UserError, match=r"own: row \d of train names .*give --allow_outside"):
+            source.read("train", 0)
+        source = open_source("huggingface", folder, allow_outside=True)
+        assert source.read("train", 0).image == b"private"
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+    naming(folder, folder / "own.png")
+    (folder / "own.png").write_bytes(IMAGES[0])
+    assert open_source("huggingface", folder).read("train", 0).image == IMAGES[0]
+    (folder / "own.png").unlink()
+    os.mkfifo(folder / "own.png")
+    with pytest.raises(UserError, match=r"own.png: is not a regular file"):
+        open_source("huggingface", folder).read("train", 0)
+
+
+def test_links_in_the_hubs_cache(tmp_path):
+    """There, all files of a snapshot are links."""
+    snapshot, blobs = tmp_path / "data--x" / "snapshots" / "1f", tmp_path / "data--x" / "blobs"
+    class_folders(snapshot)
+    blobs.mkdir()
+    for number, path in enumerate(sorted(snapshot.rglob("*.png"))):
+        path.rename(blobs / str(number))
+        path.symlink_to(blobs / str(number))
+    source = open_source("huggingface", snapshot)
+    images = {content: label for content, label, _ in found(source, "train")}
+    assert images == {content: label for content, label, _ in expected(range(16))}
+
+
+@pytest.mark.parametrize("card", ["README.md", ".huggingface.yaml"])
+@pytest.mark.parametrize(
+    "files",
+    [
+        "data_files: ../other/*.parquet",
+        "data_files: [a.parquet, /etc/*.csv]",
+        "data_files: [{split: train, path: [a.parquet, x/../../y]}]",
+        "data_files: ~/x.parquet",
+        "data_dir: ../other",
+        "data_files: http://127.0.0.1:9/a.parquet",
+        "data_files: zip://a::b",
+    ],
+)
+def test_a_card_that_names_files_outside(tmp_path, card, files):
+    folder = tmp_path / "own"
+    parquet(folder)
+    text = f"configs:\n- config_name: default\n  {files}\n"
+    (folder / card).write_text(f"---\n{text}---\nHello" if card == "README.md" else text)
+    advice = "" if "::" in files or "//" in files else ", or give --allow_outside if you know who"
+    with pytest.raises(UserError, match=f"{card}: names .* not in its folder; correct it{advice}"):
+        open_source("huggingface", folder)
+
+
+def test_a_card_that_names_its_own_files(tmp_path):
+    folder = tmp_path / "own"
+    parquet(folder)
+    (folder / "more").mkdir()
+    (folder / "test-00000-of-00001.parquet").rename(folder / "more" / "last..parquet")
+    (folder / "README.md").write_text(
+        "---\nlicense: mit\nhomepage: https://example.org\nconfigs:\n- config_name: default\n"
+        "  data_files:\n  - split: train\n    path: train-*\n  - split: validation\n"
+        "    path: validation-*\n  - split: test\n    path: more/last..parquet\n---\n"
+    )
+    source = open_source("huggingface", folder)
+    assert source.splits == {"train": 16, "validation": 4, "test": 4}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["---\n[\n---\n", "---\nconfigs: 3\n---\n", "---\nconfigs: &a [*a]\n---\n", "---\n- 1\n---\n"],
+)
+def test_cards_that_are_damaged(tmp_path, text):
+    parquet(tmp_path / "own")
+    (tmp_path / "own" / "README.md").write_text(text)
+    with pytest.raises(UserError, match=r"description cannot be read|cannot load it"):
+        open_source("huggingface", tmp_path / "own")
+
+
+def test_a_script_is_not_run(tmp_path):
+    parquet(tmp_path / "own")
+    (tmp_path / "own" / "own.py").write_text("raise SystemExit")
+    with pytest.raises(UserError, match=r"own/own.py: may be run by old versions"):
+        open_source("huggingface", tmp_path / "own")
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("dataset_dict.json", {"splits": ["train", "../other"]}),
+        ("train/state.json", {"_data_files": [{"filename": "../../other/a.arrow"}]}),
+        ("train/state.json", {"_data_files": [{"filename": "/a.arrow"}]}),
+        ("dataset_dict.json", {"splits": 3}),
+        ("dataset_dict.json", ["train"]),
+        ("train/state.json", {"_data_files": [["a"]]}),
+    ],
+)
+def test_saved_data_that_names_files_outside(tmp_path, file, change):
+    saved(tmp_path / "own")
+    path = tmp_path / "own" / file
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, **change} if isinstance(change, dict) else change))
+    with pytest.raises(UserError, match=r"not in its folder|its description cannot be read"):
+        open_source("huggingface", tmp_path / "own")
+
+
+def test_offsets_in_an_arrow_file_that_lead_elsewhere(tmp_path):
+    """The library maps the file and follows them."""
+    datasets.DatasetDict({"train": table(range(16))}).save_to_disk(tmp_path / "own")
+    (path,) = (tmp_path / "own" / "train").glob("*.arrow")
+    content = bytearray(path.read_bytes())
+    ends = np.cumsum([0, *(len(image) for image in IMAGES[:16])]).astype("<i4")
+    place = content.index(ends.tobytes())
+    content[place + 4 : place + 8] = (2**31 - 2**20).to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"arrow: is damaged: .*Offset invariant failure"):
+        open_source("huggingface", tmp_path / "own")
+    path.write_bytes(content[:200])
+    with pytest.raises(UserError, match=r"arrow: is damaged|cannot load it"):
+        open_source("huggingface", tmp_path / "own")
+
+
+def test_labels_of_other_types_in_another_split(tmp_path):
+    image = [{"bytes": IMAGES[0], "path": None}]
+    for label in ([[1]], [{"a": 1}], None):
+        rows = {"image": image, **({} if label is None else {"label": label})}
+        other = datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
+        name = str(label)
+        datasets.DatasetDict({"train": table(range(16)), "validation": other}).save_to_disk(
+            tmp_path / name
+        )
+        message = "validation has no column 'label'" if label is None else "has the label .* not a"
+        with pytest.raises(UserError, match=message):
+            open_source("huggingface", tmp_path / name)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits memory so")
+def test_one_image_in_many_rows(tmp_path, monkeypatch):
+    """A kilobyte that unpacks to a gigabyte: a dictionary of one value."""
+    (tmp_path / "own").mkdir()
+    names = pyarrow.DictionaryArray.from_arrays(
+        pyarrow.array(np.zeros(1000, np.int32)), pyarrow.array([bytes(2**20)])
+    )
+    rows = pyarrow.table({"image": names, "label": ["x"] * 1000})
+    pyarrow.parquet.write_table(rows, tmp_path / "own" / "train.parquet", compression="zstd")
+    assert (tmp_path / "own" / "train.parquet").stat().st_size < 10_000
+    monkeypatch.setattr(huggingface, "_MEMORY", 2**28)
+    with pytest.raises(UserError, match=r"datasets cannot load it: .*alloc"):
+        open_source("huggingface", tmp_path / "own")
+
+
+def test_the_size_of_an_image_is_limited(tmp_path, monkeypatch):
+    parquet(tmp_path / "own")
+    source = open_source("huggingface", tmp_path / "own")
+    monkeypatch.setattr(huggingface, "MAX_IMAGE", 60)
+    with pytest.raises(UserError, match=r"row 0 of train has \d+ bytes, but an image may have 60"):
+        source.read("train", 0)

@@ -1,4 +1,5 @@
 import gzip
+import os
 import struct
 from pathlib import Path
 
@@ -6,6 +7,7 @@ import numpy as np
 import pytest
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.data.sources import idx as idx_source
 from imagenet_fast.data.sources import open_source
 from imagenet_fast.data.sources.arrays import pad_images
 
@@ -118,7 +120,7 @@ def test_a_missing_file(tmp_path):
     ("change", "message"),
     [
         (lambda data: data[:-1], "has 349 bytes of data, but 350 in its header"),
-        (lambda data: data + b"x", "has 351 bytes of data, but 350 in its header"),
+        (lambda data: data + b"x", "has at least 351 bytes of data, but 350 in its header"),
         (
             lambda data: b"\0\0\x0d\3" + data[4:],
             "not an idx file of unsigned bytes in 3 dimensions",
@@ -143,6 +145,56 @@ def test_truncated_gzip_file(tmp_path):
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(UserError, match=r"ubyte.gz: cannot be read"):
+        open_source("idx", tmp_path)
+
+
+def header(*shape):
+    return bytes((0, 0, 8, len(shape))) + struct.pack(f">{len(shape)}I", *shape)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (header(2**32 - 1, 28, 28), "has 4,294,967,295 items and 3,367,254,359,280 bytes in its"),
+        (header(700, 1024, 1024), r"700 items and 734,003,200 bytes.* may have 262,144 items and"),
+        (header(2**20, 1, 1), "has 1,048,576 items"),
+        (header(0, 28, 28), r"is empty: its header has the shape \(0, 28, 28\)"),
+        (header(5, 0, 0), r"is empty: its header has the shape \(5, 0, 0\)"),
+        (header(10, 7, 5) + bytes(10**6), "has at least 351 bytes of data, but 350 in its header"),
+        (header(10, 7, 5)[:7], "not an idx file of unsigned bytes in 3 dimensions"),
+    ],
+)
+def test_sizes_in_the_header_are_checked_first(tmp_path, zipped, content, message):
+    write(tmp_path, FASHION, [0], zipped)
+    path = tmp_path / f"train-images-idx3-ubyte{'.gz' * zipped}"
+    path.write_bytes(gzip.compress(content) if zipped else content)
+    with pytest.raises(UserError, match=f"{path.name}: .*{message}"):
+        open_source("idx", tmp_path)
+
+
+def test_no_more_is_unpacked_than_the_header_says(tmp_path, monkeypatch):
+    write(tmp_path, FASHION, [0], zipped=True)
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(header(10, 7, 5) + bytes(10**7)))
+    read = []
+
+    class Counting(gzip.GzipFile):
+        def read(self, size=-1):
+            read.append(size)
+            return super().read(size)
+
+    monkeypatch.setattr(idx_source.gzip, "open", Counting)
+    with pytest.raises(UserError, match="has at least 351 bytes"):
+        open_source("idx", tmp_path)
+    assert read == [16, 351]
+
+
+def test_pipes_do_not_block(tmp_path):
+    write(tmp_path, FASHION, [0])
+    (tmp_path / "train-labels-idx1-ubyte").unlink()
+    os.mkfifo(tmp_path / "train-labels-idx1-ubyte")
+    with pytest.raises(UserError, match="train-labels-idx1-ubyte: is not a regular file"):
         open_source("idx", tmp_path)
 
 

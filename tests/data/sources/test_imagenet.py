@@ -487,3 +487,67 @@ def test_names_in_a_tar_that_are_not_utf_8(directory):
     names = {source.read("train", index).filename for index in range(source.splits["train"])}
     assert "caf\ufffd.JPEG" in names
     assert all(name.encode() for name in names)
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_links_and_pipes_in_a_tar_are_no_images(directory, kind):
+    def inner(synset, names):
+        info = tarfile.TarInfo(f"{synset}_9.JPEG")
+        info.type, info.linkname = kind, f"{synset}_10.JPEG"
+        return info.tobuf() + tar({name: content(name) for name in names})
+
+    outer = {f"{synset}.tar": inner(synset, names) for synset, names in TRAIN.items()}
+    (directory / imagenet.TRAIN_TAR).write_bytes(tar(outer))
+    assert open_source("imagenet", directory).splits["train"] == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "message"),
+    [
+        ("MAX_IMAGE", 400, r"ILSVRC2012_img_.*\.JPEG has \d+ bytes, but may have 400"),
+        ("_MAX_IMAGES", 2, "ILSVRC2012_img_train.tar: .* it has more than 2 members"),
+        ("_MAX_IMAGES", 8, "ILSVRC2012_img_train.tar: has more than 8 images"),
+    ],
+)
+def test_sizes_and_numbers_of_images_are_limited(directory, monkeypatch, name, limit, message):
+    monkeypatch.setattr(imagenet, name, limit)
+    with pytest.raises(UserError, match=message):
+        open_source("imagenet", directory)
+
+
+def test_a_tar_may_not_claim_more_than_it_has(directory):
+    path = directory / imagenet.VALIDATION_TAR
+    info = tarfile.TarInfo("ILSVRC2012_val_00000005.JPEG")
+    info.size = 2**50
+    path.write_bytes(path.read_bytes().rstrip(b"\0") + bytes(1024))
+    with path.open("r+b") as file:
+        file.seek(0)
+        whole = file.read()
+        file.seek(0)
+        file.write(info.tobuf(tarfile.GNU_FORMAT) + whole)
+    with pytest.raises(UserError, match=r"00005.JPEG' has 1,125,899,906,842,624 bytes, but can"):
+        open_source("imagenet", directory)
+
+
+def test_what_a_devkit_unpacks_to_is_limited(downloads, monkeypatch):
+    monkeypatch.setattr(imagenet, "_MAX_DEVKIT", 10_000)
+    with pytest.raises(UserError, match=r"devkit_t12.tar.gz: .* it has more than 10,000 bytes"):
+        open_source("imagenet", downloads)
+
+
+def test_pipes_do_not_block(directory):
+    for name in (imagenet.TRAIN_TAR, imagenet.VALIDATION_TAR):
+        (directory / name).rename(directory / "other")
+        os.mkfifo(directory / name)
+        with pytest.raises(UserError, match=f"{name}: .*it is not a regular file"):
+            open_source("imagenet", directory)
+        (directory / name).unlink()
+        (directory / "other").rename(directory / name)
+    os.mkfifo(directory / "pipe")
+    for option in ("synsets", "validation_labels"):
+        with pytest.raises(UserError, match=r"pipe: cannot be read: .*not a regular file"):
+            open_source("imagenet", directory, **{option: directory / "pipe"})
+    (directory / "synset_words.txt").unlink()
+    os.mkfifo(directory / imagenet.DEVKIT)
+    with pytest.raises(UserError, match=f"{imagenet.DEVKIT}: no such file"):
+        open_source("imagenet", directory)

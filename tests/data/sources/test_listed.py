@@ -1,11 +1,12 @@
 """Lists of images and labels."""
 
 import json
+import os
 
 import pytest
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.data.sources import open_source
+from imagenet_fast.data.sources import listed, open_source
 
 
 @pytest.fixture
@@ -196,3 +197,95 @@ def test_files_that_are_not_lists(make, tmp_path):
         open_source("list", make("image,label\na.jpg,x\n", "a.jpg"), label_column="labl")
     with pytest.raises(UserError, match="must be between 0 and 1"):
         open_source("list", make("image,label\na.jpg,x\n", "a.jpg"), holdout=1.5)
+
+
+@pytest.fixture
+def private(tmp_path):
+    """A file outside of the list's folder, and links to it: from there, and of a folder."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "p.jpg").write_bytes(b"private")
+    (folder / "link.jpg").symlink_to("../private/p.jpg")
+    (folder / "links").symlink_to("../private")
+    for name in ("a.jpg", "b.jpg"):
+        (folder / name).write_bytes(name.encode())
+    (folder / "own.jpg").symlink_to("a.jpg")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "../private/p.jpg",
+        "{0}/private/p.jpg",
+        "link.jpg",
+        "links/p.jpg",
+        "links/../set/../private/p.jpg",
+    ],
+)
+def test_files_outside_of_the_lists_folder(private, file):
+    file = file.format(private.parent)
+    path = private / "list.csv"
+    path.write_text(f"image,label\n{file},x\na.jpg,x\nb.jpg,y\n")
+    with pytest.raises(UserError) as caught:
+        open_source("list", path)
+    assert str(caught.value) == (
+        f"{path}: 1 of 3 files outside of {private} ({file}, line 2); give --allow_outside if you "
+        "know who made the list, or the directory of all images with --image_dir"
+    )
+    source = open_source("list", path, allow_outside=True)
+    assert b"private" in [image for image, _, _ in items(source, "train")]
+
+
+def test_the_images_folder_bounds_what_is_outside(private):
+    path = private / "list.csv"
+    path.write_text(f"image,label\n{private.parent}/private/p.jpg,x\n{private}/a.jpg,y\n")
+    source = open_source("list", path, image_dir=str(private.parent))
+    assert source.splits["train"] + source.splits["validation"] == 2
+    with pytest.raises(UserError, match=f"1 of 2 files outside of {private.parent}/private"):
+        open_source("list", path, image_dir=str(private.parent / "private"))
+
+
+def test_links_within_the_folder_and_links_to_it_are_inside(private):
+    (private / "list.csv").write_text("image,label\nown.jpg,x\nb.jpg,y\n")
+    (private.parent / "other").symlink_to("set")
+    for folder in (private, private.parent / "other"):
+        assert open_source("list", folder / "list.csv").labels == ("x", "y")
+        assert open_source("list", private / "list.csv", image_dir=str(folder)).labels
+
+
+@pytest.mark.parametrize("name", ["list.csv", "list.jsonl"])
+def test_a_pipe_does_not_block(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match=f"{name}: is not a regular file"):
+        open_source("list", tmp_path / name)
+
+
+def test_a_pipe_as_an_image_does_not_block(make, tmp_path):
+    os.mkfifo(tmp_path / "a.jpg")
+    with pytest.raises(UserError, match="1 of 2 files missing"):
+        open_source("list", make("image,label\na.jpg,x\nb.jpg,y\n", "b.jpg"))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_the_length_of_a_line_is_limited(make, monkeypatch, suffix):
+    monkeypatch.setattr(listed, "_MAX_LINE", 40)
+    text = CSV if suffix == ".csv" else LINES
+    path = make(text.replace("t.jpg", "t.jpg" * 20), suffix=suffix)
+    with pytest.raises(UserError, match=r"line \d: has more than 40 characters"):
+        open_source("list", path)
+
+
+def test_many_columns(make):
+    """Looking for equal names must not take the square of their number."""
+    with pytest.raises(UserError, match="has no column image or"):
+        open_source("list", make(",".join(map(str, range(100_000))) + "\n1\n"))
+
+
+@pytest.mark.parametrize("name", [r"a\u0000b", r"\ud83d.jpg", r"\u001b[31m.jpg"])
+def test_names_that_no_file_can_have(make, name):
+    text = f'{{"image": "{name}", "label": "x"}}\n'
+    with pytest.raises(UserError, match="1 of 1 file missing") as caught:
+        open_source("list", make(text, suffix=".jsonl"))
+    str(caught.value).encode()

@@ -1,10 +1,12 @@
 import json
+import os
 
 import pytest
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data import records
 from imagenet_fast.data.sources import open_source
+from imagenet_fast.data.sources import tfds as tfds_source
 
 
 def example(**features):
@@ -97,7 +99,7 @@ def test_other_directories(tmp_path):
     with pytest.raises(UserError, match=r"it has no dataset_info.json"):
         open_source("tfds", tmp_path)
     (tmp_path / "dataset_info.json").write_text("{")
-    with pytest.raises(UserError, match=r"dataset_info.json: cannot be read"):
+    with pytest.raises(UserError, match=r"dataset_info.json: is not as TensorFlow Datasets writes"):
         open_source("tfds", tmp_path)
 
 
@@ -176,6 +178,84 @@ def test_features_that_are_not_images(tmp_path, image, told):
         open_source("tfds", tmp_path)
 
 
+def features_of(label, image=None):
+    return {"featuresDict": {"features": {"image": image or {}, "label": label}}}
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (features_of({"classLabel": {"numClasses": "2000000000"}}), "2,000,000,000 classes, not 1"),
+        (features_of({"classLabel": {"numClasses": 1_000_001}}), "1,000,001 classes, not 1"),
+        (features_of({"classLabel": {"numClasses": "0"}}), "'label' is not a class label"),
+        (features_of({}), "'label' is not a class label"),
+        (features_of({"classLabel": {"numClasses": "many"}}), "not as TensorFlow Datasets writes"),
+        (features_of({"classLabel": {"numClasses": "9" * 99}}), "not as TensorFlow Datasets write"),
+        (features_of({"classLabel": {"numClasses": -1}}), "not as TensorFlow Datasets writes it"),
+        (features_of({"classLabel": [1]}), "not as TensorFlow Datasets writes it"),
+        (features_of(5), "not as TensorFlow Datasets writes it"),
+        (features_of({}, {"image": {"dtype": 3}}), "not as TensorFlow Datasets writes it"),
+        ([], "not as TensorFlow Datasets writes it"),
+        ({"featuresDict": None}, "not as TensorFlow Datasets writes it"),
+        ({}, "no feature 'image'"),
+    ],
+)
+def test_features_of_other_types_and_sizes(tmp_path, features, message):
+    write(tmp_path, SPLITS, names=None)
+    (tmp_path / "features.json").write_text(json.dumps(features))
+    with pytest.raises(UserError, match=message):
+        open_source("tfds", tmp_path)
+
+
+def test_descriptions_that_are_too_large_or_nested_deeply(tmp_path, monkeypatch):
+    write(tmp_path, SPLITS)
+    for file in ("features.json", "dataset_info.json"):
+        (tmp_path / file).write_text("[" * 200_000)
+        with pytest.raises(UserError, match=f"{file}: is not as .*: is nested too deeply"):
+            open_source("tfds", tmp_path)
+    write(tmp_path, SPLITS)
+    monkeypatch.setattr(tfds_source, "_MAX_LABELS", 7)
+    with pytest.raises(UserError, match=r"label.labels.txt: cannot be read: has 8 bytes, but may"):
+        open_source("tfds", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        example(image=b"d", label=b"x"),
+        example(image=3, label=1),
+        example(label=1),
+        example(image=b"d"),
+    ],
+    ids=["text and bytes", "two numbers", "no image", "no label"],  # bytes differ between processes
+)
+def test_examples_of_other_types(tmp_path, record):
+    write(tmp_path, {**SPLITS, "test": [[record]]})
+    source = open_source("tfds", tmp_path)
+    with pytest.raises(UserError, match="record 0 is not an example with an image and a label"):
+        source.read("validation", 0)
+
+
+@pytest.mark.parametrize(("name", "shown"), [(7, "toy-test.tfrecord"), (b"\xff.jpg", "\ufffd.jpg")])
+def test_odd_names_of_images(tmp_path, name, shown):
+    write(tmp_path, {**SPLITS, "test": [[example(image=b"d", label=1, file_name=name)]]})
+    assert open_source("tfds", tmp_path).read("validation", 0).filename.startswith(shown)
+
+
+def test_half_a_character_in_the_name_of_the_data_set(tmp_path):
+    write(tmp_path, SPLITS, name="a\ud800")
+    assert open_source("tfds", tmp_path).name == "a?"
+
+
+def test_pipes_do_not_block(tmp_path):
+    write(tmp_path, SPLITS)
+    for file in ("toy-train.tfrecord-00001-of-00003", "dataset_info.json"):
+        (tmp_path / file).unlink()
+        os.mkfifo(tmp_path / file)
+        with pytest.raises(UserError, match=r"no file|has no dataset_info"):
+            open_source("tfds", tmp_path)
+
+
 def test_class_names_that_are_not_utf_8(tmp_path):
     write(tmp_path, SPLITS)
     (tmp_path / "label.labels.txt").write_bytes(b"cat\n\xff\n")
@@ -184,7 +264,7 @@ def test_class_names_that_are_not_utf_8(tmp_path):
 
 def test_a_split_without_files(tmp_path):
     write(tmp_path, {**SPLITS, "train": []})
-    with pytest.raises(UserError, match=r"dataset_info.json: is not as TensorFlow Datasets writes"):
+    with pytest.raises(UserError, match=r"dataset_info.json: its split 'train' has no files"):
         open_source("tfds", tmp_path)
 
 
