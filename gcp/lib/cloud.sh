@@ -63,13 +63,18 @@ quoted() {
 # Prefixes and suffixes of gcloud's TPU commands.
 requests=(gcloud compute tpus queued-resources)
 tpu_vm=(gcloud compute tpus tpu-vm)
-set_place() { place=("--project=$PROJECT" "--zone=$ZONE" --quiet); }
+set_place() {
+  place=("--project=$PROJECT" "--zone=$ZONE" --quiet)
+  # Of commands that connect to hosts: Google's proxy reaches those without an external address.
+  login=("${place[@]}")
+  [ "$ADDRESSES" = external ] || login+=(--tunnel-through-iap)
+}
 
 # on_hosts, ask_hosts: like run and ask, on the TPU's hosts.
 on_hosts() { # WORKER|all COMMAND
-  run "${tpu_vm[@]}" ssh "$NAME" "--worker=$1" "--command=$2" "${place[@]}"
+  run "${tpu_vm[@]}" ssh "$NAME" "--worker=$1" "--command=$2" "${login[@]}"
 }
 
 ask_hosts() { # DEFAULT WORKER|all COMMAND
-  ask "$1" "${tpu_vm[@]}" ssh "$NAME" "--worker=$2" "--command=$3" "${place[@]}"
+  ask "$1" "${tpu_vm[@]}" ssh "$NAME" "--worker=$2" "--command=$3" "${login[@]}"
 }

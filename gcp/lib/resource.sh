@@ -113,6 +113,8 @@ request() {
   flags=("--node-id=$NAME" "--accelerator-type=$ACCELERATOR_TYPE" "--runtime-version=$IMAGE"
     "--labels=imagenet_fast=$own" "--valid-until-duration=${WAIT_MINUTES}m")
   [ "$PROVISIONING" = on_demand ] || flags+=(--spot)
+  [ -z "$NETWORK" ] || flags+=("--network=$NETWORK")
+  [ "$ADDRESSES" = external ] || flags+=(--internal-ips)
   run "${requests[@]}" create "$NAME" "${flags[@]}" "${place[@]}" 2> "$scratch/error" || {
     cat "$scratch/error" >&2
     die "Google Cloud rejected $NAME: $(advice < "$scratch/error")"
@@ -174,7 +176,7 @@ end_as_preempted() {
 # New hosts take a while to accept ssh keys.
 wait_until_reachable() {
   for _ in {1..20}; do
-    if "${tpu_vm[@]}" ssh "$NAME" --worker=all --command=true "${place[@]}" < /dev/null \
+    if "${tpu_vm[@]}" ssh "$NAME" --worker=all --command=true "${login[@]}" < /dev/null \
       > "$scratch/error" 2>&1; then
       return
     fi
@@ -183,7 +185,8 @@ wait_until_reachable() {
   cat "$scratch/error" >&2
   look
   ! is_gone || end_as_preempted
-  die "cannot connect to the hosts of $NAME by ssh: does the network allow port 22?"
+  die "cannot connect to the hosts of $NAME by ssh: does the network allow port 22" \
+    "(with ADDRESSES=internal: from 35.235.240.0/20, Google's proxy)?"
 }
 
 # Ends the script unless the TPU is ours and ready.

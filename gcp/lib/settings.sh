@@ -2,7 +2,8 @@
 # shellcheck shell=bash
 
 _required=(PROJECT ZONE NAME ACCELERATOR_TYPE PROVISIONING DATA_DIR RUNS_DIR RECIPE)
-_optional=(LOCAL_DATA RUN TRAIN_FLAGS STRATEGY RUNTIME_VERSION HOURS WAIT_MINUTES POLL_SECONDS PORT)
+_optional=(LOCAL_DATA RUN TRAIN_FLAGS STRATEGY RUNTIME_VERSION HOURS WAIT_MINUTES POLL_SECONDS PORT
+  NETWORK ADDRESSES)
 
 # load_settings FILE: reads and checks the env file; one error lists all missing settings.
 load_settings() {
@@ -10,7 +11,7 @@ load_settings() {
   [ -f "$file" ] || die "there is no env file $file: cp gcp/env.example $file and fill it in"
   # Ignore variables of the calling shell.
   unset "${_required[@]}" "${_optional[@]}"
-  STRATEGY=tpu WAIT_MINUTES=120 POLL_SECONDS=15 PORT=8888 TRAIN_FLAGS=()
+  STRATEGY=tpu WAIT_MINUTES=120 POLL_SECONDS=15 PORT=8888 TRAIN_FLAGS=() NETWORK='' ADDRESSES=external
   # shellcheck source=/dev/null
   . "$file"
 
@@ -38,12 +39,15 @@ load_settings() {
   _check WAIT_MINUTES '[1-9][0-9]*' 'a number of minutes'
   _check POLL_SECONDS '[0-9]+([.][0-9]+)?' 'a number of seconds'
   _check PORT '[1-9][0-9]{3,4}' 'a port'
+  _check ADDRESSES 'external|internal' 'external or internal'
+  [ -z "$NETWORK" ] || _check NETWORK '[a-z]([-a-z0-9]{0,61}[a-z0-9])?' 'the name of a VPC network'
   [ -z "${HOURS-}" ] || _check HOURS '[0-9]+([.][0-9]+)?' 'a number of hours'
   [ -n "$(flagfile_path "$RECIPE")" ] || die "RECIPE is $RECIPE, but there is no such recipe or" \
     "file; recipes are:" $(cd "$root/imagenet_fast/flags" && printf '%s\n' *.flags | sed 's/.flags$//')
   DATA_DIR=${DATA_DIR%/} RUNS_DIR=${RUNS_DIR%/}
   RUN=${RUN:-$(basename "$RECIPE" .flags)}
-  _check RUN '[-A-Za-z0-9_.]+' 'a name of letters, digits, -, _ and .'
+  # Not "..": it names a folder on the hosts.
+  _check RUN '[A-Za-z0-9_][-A-Za-z0-9_.]*' 'a name of letters, digits, -, _ and ., not at the start - or .'
   _know_accelerator
 }
 

@@ -99,7 +99,7 @@ fetch() {
     run gcloud storage rsync "$RUNS_DIR/$RUN" "$target/$RUN" --recursive "--project=$PROJECT"
   else
     need_tpu
-    run "${tpu_vm[@]}" scp "$NAME:$RUNS_DIR/$RUN" "$target/" --recurse --worker=0 "${place[@]}"
+    run "${tpu_vm[@]}" scp "$NAME:$RUNS_DIR/$RUN" "$target/" --recurse --worker=0 "${login[@]}"
   fi
   [ -n "$dry_run" ] || say "runs/$RUN/report.html"
 }

@@ -31,7 +31,7 @@ install() {
   # Python imports some modules late: they must not change under a running training.
   ! grep -qx running <<< "$answer" || die "$RUN is training on the hosts: run gcp/tpu stop first"
   run tar -C "$root" -czf "$scratch/imagenet_fast.tar.gz" -T "$scratch/files"
-  run "${tpu_vm[@]}" scp "$scratch/imagenet_fast.tar.gz" "$NAME:" --worker=all "${place[@]}" ||
+  run "${tpu_vm[@]}" scp "$scratch/imagenet_fast.tar.gz" "$NAME:" --worker=all "${login[@]}" ||
     die "cannot copy to the hosts of $NAME; try again, or run gcp/tpu delete and create"
   # Unpack beside the old checkout, then replace it.
   on_hosts all "rm -rf imagenet_fast.new && mkdir imagenet_fast.new && tar -xzf imagenet_fast.tar.gz \

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import socket
-
 from imagenet_fast.commands.flags import CommandFlags
-from imagenet_fast.commands.servers import check_port, handle_signals, serve_until
+from imagenet_fast.commands.servers import (
+    check_port,
+    check_reach,
+    define_reach,
+    handle_signals,
+    serve_until,
+)
 from imagenet_fast.distribute.quiet import import_tensorflow
 
 
 def main(arguments: list[str]) -> int:
-    """Reads and decodes batches for other machines until SIGTERM or SIGINT."""
+    """Reads and decodes batches for training runs until SIGTERM or SIGINT."""
     flags = CommandFlags("input-server")
     flags.define("port", 5050, "port to which training runs connect")
-    flags.define(
-        "host", "", "name or address of this machine for training runs; empty: its host name"
-    )
+    define_reach(flags)
     flags.define("worker_port", 0, "port that serves batches; 0: any free one")
     flags.parse(arguments)
     check_port("port", flags["port"])
     check_port("worker_port", flags["worker_port"], least=0)
+    check_reach(flags["host"], port=flags["port"], worker_port=flags["worker_port"])
 
     stop = handle_signals()
     import_tensorflow()
@@ -28,7 +31,11 @@ def main(arguments: list[str]) -> int:
     from imagenet_fast.data.service import input_server
 
     tf.config.set_visible_devices([], "GPU")  # Leave them to runs on this machine.
-    host = flags["host"] or socket.gethostname()
-    with input_server(flags["port"], host, flags["worker_port"]) as address:
+    with input_server(
+        flags["port"],
+        flags["host"],
+        flags["worker_port"],
+        trusted_network=flags["trusted_network"],
+    ) as address:
         print(f"input server: listening at {address}", flush=True)
         serve_until(stop)

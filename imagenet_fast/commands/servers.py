@@ -1,4 +1,4 @@
-"""Signal handling and port checks of the server commands."""
+"""Flags, signals and checks of the server commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import signal
 import threading
 from typing import NoReturn
 
+from imagenet_fast.base.addresses import LOOPBACK, check_free, is_loopback, own_addresses
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.notices import warn_once
+from imagenet_fast.commands.flags import CommandFlags
 
 
 def check_port(name: str, port: int, least: int = 1) -> None:
@@ -18,6 +21,38 @@ def check_port(name: str, port: int, least: int = 1) -> None:
     """
     if not least <= port < 2**16:
         raise UserError(f"{name} is {port}, but must be in [{least}, 65535]")
+
+
+def define_reach(flags: CommandFlags) -> None:
+    """Defines the flags for who can reach a server."""
+    flags.define(
+        "host",
+        LOOPBACK,
+        "name or address of this machine at which other machines reach the server; the default "
+        "lets none",
+    )
+    flags.define(
+        "trusted_network",
+        False,
+        "also start where the system, unlike Linux, cannot keep connections to other addresses out",
+    )
+
+
+def check_reach(host: str, **ports: int) -> None:
+    """Checks a server's host, and that its ports are free, before TensorFlow is imported.
+
+    Raises:
+      UserError: if the host is not this machine, or a port cannot be used.
+    """
+    addresses = own_addresses(host)
+    for name, port in ports.items():
+        check_free(name, port)
+    if all(map(is_loopback, addresses)) and not is_loopback(host):
+        # As in many machines' /etc/hosts.
+        warn_once(
+            f"{host} is {' and '.join(addresses)} on this machine, which others cannot reach: for "
+            "them, give --host an address"
+        )
 
 
 def handle_signals() -> threading.Event:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from imagenet_fast.commands.flags import CommandFlags
-from imagenet_fast.commands.servers import check_port, handle_signals, serve_until
+from imagenet_fast.commands.servers import (
+    check_port,
+    check_reach,
+    define_reach,
+    handle_signals,
+    serve_until,
+)
 from imagenet_fast.distribute.quiet import import_tensorflow
 
 
@@ -11,13 +17,17 @@ def main(arguments: list[str]) -> int:
     """Provides this machine's devices to pipelines until SIGTERM or SIGINT."""
     flags = CommandFlags("stage-server")
     flags.define("port", 5060, "port to which training runs connect")
+    define_reach(flags)
     flags.parse(arguments)
     check_port("port", flags["port"])
+    check_reach(flags["host"], port=flags["port"])
 
     stop = handle_signals()
     import_tensorflow()
     from imagenet_fast.pipeline_parallel.placement import start_stage_server
 
-    start_stage_server(flags["port"])
-    print(f"stage server: listening at port {flags['port']}", flush=True)
+    address = start_stage_server(
+        flags["port"], flags["host"], trusted_network=flags["trusted_network"]
+    )
+    print(f"stage server: listening at {address}", flush=True)
     serve_until(stop)

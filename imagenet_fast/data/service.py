@@ -17,11 +17,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from imagenet_fast.base.addresses import check_free, unreachable
+from imagenet_fast.base.addresses import LOOPBACK, check_free, join, own_addresses, unreachable
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.data.malloc import keep_freed_memory
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.resize_op import with_resize_kernel
+from imagenet_fast.distribute.reachable import restricted
 
 _PROTOCOL = "grpc"
 # Prefetched by each server, and from each server by the training host.
@@ -34,20 +36,27 @@ _JOB_TIMEOUT = 10_000
 
 
 @contextlib.contextmanager
-def input_server(port: int, host: str, worker_port: int = 0) -> Iterator[str]:
-    """Serves batches to training runs on other machines, in threads, until the context ends.
+def input_server(
+    port: int, host: str = LOOPBACK, worker_port: int = 0, *, trusted_network: bool = False
+) -> Iterator[str]:
+    """Serves batches to training runs, in threads, until the context ends.
+
+    Without a password: prints who can reach the ports, and so run any TensorFlow operation here.
 
     Args:
       port: Of the dispatcher, to which training runs connect.
-      host: Name or address by which they reach this machine.
+      host: Name or address of this machine at which they reach it, if they run on others. Nobody
+        reaches the ports at any address but this and the loopback.
       worker_port: From which they fetch batches; 0: any free port.
+      trusted_network: Whether to serve even if this system cannot restrict the ports.
 
     Yields:
       The address ``host:port``, as in ``Config.input_servers``.
 
     Raises:
-      UserError: if a port cannot be used.
+      UserError: if a port cannot be used or restricted, or ``host`` is not this machine.
     """
+    addresses = own_addresses(host)
     if port == worker_port:
         raise UserError(f"port and worker_port are both {port}: give two different ports")
     for name, number in (("port", port), ("worker_port", worker_port)):
@@ -55,26 +64,28 @@ def input_server(port: int, host: str, worker_port: int = 0) -> Iterator[str]:
     keep_freed_memory()
     with_resize_kernel(DataOptions())  # loads the native op into TensorFlow, if available
     service = tf.data.experimental.service
-    try:
-        dispatcher = service.DispatchServer(
-            service.DispatcherConfig(
-                port=port,
-                protocol=_PROTOCOL,
-                job_gc_check_interval_ms=_JOB_TIMEOUT,
-                job_gc_timeout_ms=_JOB_TIMEOUT,
+    with restricted((port, worker_port), addresses, trusted_network=trusted_network) as reach:
+        try:
+            dispatcher = service.DispatchServer(
+                service.DispatcherConfig(
+                    port=port,
+                    protocol=_PROTOCOL,
+                    job_gc_check_interval_ms=_JOB_TIMEOUT,
+                    job_gc_timeout_ms=_JOB_TIMEOUT,
+                )
             )
-        )
-        worker = service.WorkerServer(
-            service.WorkerConfig(
-                dispatcher_address=f"localhost:{port}",
-                worker_address=f"{host}:%port%",
-                port=worker_port,
-                protocol=_PROTOCOL,
+            worker = service.WorkerServer(
+                service.WorkerConfig(
+                    dispatcher_address=f"localhost:{port}",
+                    worker_address=join(host, "%port%"),
+                    port=reach.ports[1],
+                    protocol=_PROTOCOL,
+                )
             )
-        )
-    except tf.errors.OpError as error:
-        raise UserError(f"the input server cannot start: {error.message}") from error
-    yield f"{host}:{port}"
+        except tf.errors.OpError as error:
+            raise UserError(f"the input server cannot start: {error.message}") from error
+    warn_once(reach.notice())
+    yield join(host, port)
     del worker, dispatcher  # which ends them
 
 
@@ -96,9 +107,10 @@ def check_servers(servers: tuple[str, ...], trial: Callable[[], tf.data.Dataset]
     for server in servers:
         reason = unreachable(server)
         if reason:
+            host, _, port = server.rpartition(":")
             raise UserError(
                 f"input server {server} cannot be reached ({reason}): start `imagenet-fast "
-                f"input-server --port={server.rpartition(':')[2]}` there, or correct "
+                f"input-server --port={port} --host={host.strip('[]')}` there, or correct "
                 "--input_servers"
             )
         _try(server, trial)

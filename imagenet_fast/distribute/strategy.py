@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from imagenet_fast.base.addresses import PortInUse, is_loopback
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.shared_options import SharedOptions
@@ -18,6 +19,7 @@ from imagenet_fast.distribute.devices import check_same_devices, describe_gpus
 from imagenet_fast.distribute.gpus import cpu_is_requested, installed_gpus, use_gpus
 from imagenet_fast.distribute.options import ClusterOptions
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
+from imagenet_fast.distribute.reachable import restricted
 from imagenet_fast.distribute.virtual import VirtualStrategy
 from imagenet_fast.distribute.waiting import log_missing_workers
 
@@ -204,7 +206,7 @@ def _multi_worker_strategy(
     if cluster is None:
         raise UserError(NO_CLUSTER)
     implementations = tf.distribute.experimental.CommunicationImplementation
-    with log_missing_workers(cluster), _explain_used_port(cluster):
+    with log_missing_workers(cluster), _explain_used_port(cluster), _reach_is_told(cluster):
         strategy = tf.distribute.MultiWorkerMirroredStrategy(
             cluster_resolver=cluster_resolver(cluster, gpus),
             communication_options=tf.distribute.experimental.CommunicationOptions(
@@ -219,12 +221,36 @@ def _multi_worker_strategy(
 
 
 @contextlib.contextmanager
+def _reach_is_told(cluster: Cluster) -> Iterator[None]:
+    """Keeps other machines from this worker's port if all workers are on this one; else says so.
+
+    Workers on several machines are not restricted to their addresses: on a host itself, its name
+    often stands for the loopback.
+    """
+    if all(map(is_loopback, cluster.hosts)):
+        port = int(cluster.workers[cluster.index].rpartition(":")[2])
+        with restricted([port], trusted_network=True) as reach:
+            yield
+        if reach.addresses is None:
+            warn_once(reach.notice())
+        return
+    if cluster.index == 0:
+        warn_once(
+            "the workers' ports have no password: whoever can connect to "
+            f"{cluster.workers[0]} or another can run any TensorFlow operation there: read and "
+            "write files as your account. Let only the workers' machines reach them"
+        )
+    yield
+
+
+@contextlib.contextmanager
 def _explain_used_port(cluster: Cluster) -> Iterator[None]:
     """Names the port that another program uses, which TensorFlow's error does not."""
     try:
         yield
-    except tf.errors.UnknownError as error:
-        if "Could not start gRPC server" not in str(error):
+    except (tf.errors.UnknownError, PortInUse) as error:
+        in_use = isinstance(error, PortInUse) or "Could not start gRPC server" in str(error)
+        if not in_use:
             raise
         raise UserError(
             f"worker {cluster.index} cannot listen on its port {cluster.workers[cluster.index]}; "

@@ -7,8 +7,17 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from imagenet_fast.base.addresses import check_free, free_port, local_address, unreachable
+from imagenet_fast.base.addresses import (
+    LOOPBACK,
+    check_free,
+    join,
+    local_address,
+    own_addresses,
+    unreachable,
+)
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.notices import warn_once
+from imagenet_fast.distribute.reachable import restricted
 
 # Of the servers, and of the process that trains with them.
 _SERVERS, _TRAINER = "stage", "trainer"
@@ -67,23 +76,32 @@ def full_device_name(device: str) -> str:
         return tf.zeros([]).device
 
 
-def start_stage_server(port: int) -> None:
+def start_stage_server(port: int, host: str = LOOPBACK, *, trusted_network: bool = False) -> str:
     """Lends this process' devices to the pipelines of other processes, in threads.
 
-    Without authentication: whoever reaches the port can run any TensorFlow operation here, also
-    those that read and write files.
+    Without a password: prints who can reach the port, and so run any TensorFlow operation here.
 
     Args:
       port: on which it listens.
+      host: name or address of this machine at which other machines reach it. Nobody reaches the
+        port at any address but this and the loopback.
+      trusted_network: whether to serve even if this system cannot restrict the port.
+
+    Returns:
+      The address ``host:port``, as in ``pipeline_servers``.
 
     Raises:
-      UserError: if the port cannot be used.
+      UserError: if the port cannot be used or restricted, or ``host`` is not this machine.
     """
+    addresses = own_addresses(host)
     check_free("port", port)
-    server = tf.distribute.Server(
-        {_SERVERS: [f"localhost:{port}"]}, job_name=_SERVERS, task_index=0, protocol=_PROTOCOL
-    )
+    with restricted([port], addresses, trusted_network=trusted_network) as reach:
+        server = tf.distribute.Server(
+            {_SERVERS: [f"localhost:{port}"]}, job_name=_SERVERS, task_index=0, protocol=_PROTOCOL
+        )
     _RUNNING.append(server)
+    warn_once(reach.notice())
+    return join(host, port)
 
 
 # Servers end with the objects.
@@ -95,17 +113,25 @@ def _connect(servers: tuple[str, ...]) -> None:
     for server in servers:
         reason = unreachable(server)
         if reason:
+            host, _, port = server.rpartition(":")
             raise UserError(
                 f"stage server {server} cannot be reached ({reason}): start `imagenet-fast "
-                f"stage-server --port={server.rpartition(':')[2]}` there, or correct "
+                f"stage-server --port={port} --host={host.strip('[]')}` there, or correct "
                 "pipeline_servers"
             )
-    # The servers send each other, and this process, what one stage passes to the next.
-    here = f"{local_address(servers[0])}:{free_port()}"
-    spec = tf.train.ClusterSpec({_TRAINER: [here], _SERVERS: list(servers)})
-    tf.config.experimental_connect_to_cluster(
-        spec, job_name=_TRAINER, task_index=0, protocol=_PROTOCOL
-    )
+    # The servers send each other, and this process, what one stage passes to the next. This process
+    # must listen for it even where ports cannot be restricted.
+    here = local_address(servers[0])
+    with restricted([0], [here], trusted_network=True) as reach:
+        address = join(here, reach.ports[0])
+        spec = tf.train.ClusterSpec({_TRAINER: [address], _SERVERS: list(servers)})
+        tf.config.experimental_connect_to_cluster(
+            spec, job_name=_TRAINER, task_index=0, protocol=_PROTOCOL
+        )
+        # Else TensorFlow listens when it is first used, outside of the context.
+        tf.config.list_logical_devices()
+    if reach.addresses != ():
+        warn_once(reach.notice())
 
 
 def _devices(job: str, task: int, kinds: Sequence[str] = ("GPU", "CPU")) -> list[str]:

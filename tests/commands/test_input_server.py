@@ -9,10 +9,11 @@ import subprocess
 import sys
 
 import pytest
-from server_processes import HOST, ROOT, running_server
+from server_processes import HOST, ROOT, other_address, running, running_server
 
 from imagenet_fast import commands
 from imagenet_fast.base.addresses import free_port
+from imagenet_fast.commands import servers
 
 
 # In the default run, tests/data/test_service.py starts servers.
@@ -43,6 +44,47 @@ def test_ports_that_do_not_exist(capsys, flag):
     assert commands.run(["input-server", flag]) == 2
     name, number = flag.lstrip("-").split("=")
     assert f"error: {name} is {number}, but must be in [" in capsys.readouterr().err
+
+
+def test_only_this_machine_reaches_it_unless_an_address_is_named():
+    other, ports = other_address(), [free_port(), free_port()]
+    flags = [f"--port={ports[0]}", f"--worker_port={ports[1]}"]
+    with running(
+        "input-server", *flags, address=f"{HOST}:{ports[0]}", stderr=subprocess.PIPE
+    ) as process:
+        for port in ports:
+            socket.create_connection((HOST, port), timeout=5).close()
+            with pytest.raises(TimeoutError):
+                socket.create_connection((other, port), timeout=0.5)
+        process.kill()
+        who, what = process.stderr.read().splitlines()
+    assert who == (
+        f"ports {ports[0]} and {ports[1]} have no password: every account of this machine, but no "
+        "other machine, can connect"
+    )
+    assert what.startswith("and then run any TensorFlow operation here: read and write files")
+
+
+@pytest.mark.parametrize("command", ["input-server", "stage-server"])
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [("198.51.100.7", "is no address of this machine"), ("0.0.0.0", "means all addresses")],
+)
+def test_hosts_that_are_not_an_address_of_this_machine(capsys, command, host, told):
+    assert commands.run([command, f"--host={host}"]) == 2
+    assert f"error: host {host} {told}" in capsys.readouterr().err
+
+
+def test_a_name_that_others_resolve_differently(capsys, monkeypatch):
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    servers.check_reach("reader-0")
+    assert capsys.readouterr().err == (
+        "reader-0 is 127.0.1.1 on this machine, which others cannot reach: for them, give --host "
+        "an address\n"
+    )
+    servers.check_reach("127.0.1.1")
+    assert capsys.readouterr().err == ""
 
 
 TRAIN = (
@@ -85,7 +127,7 @@ def test_training_ends_when_a_server_does(digits, tmp_path):
             text=True,
         )
         try:
-            assert any(re.search(r"[1-9]/\d+ ETA", line) for line in training.stderr)
+            assert any(re.search(r"[1-9]/\d+ steps, ETA", line) for line in training.stderr)
             server.kill()
             _, errors = training.communicate(timeout=100)
         finally:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from patched_devices import FakeGpus, RecordedStrategy, local_devices
+from server_processes import other_address
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
@@ -115,9 +116,8 @@ def patched(no_cluster, monkeypatch):
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", RecordedStrategy)
-        monkeypatch.setattr(
-            strategy, "log_missing_workers", lambda cluster: contextlib.nullcontext()
-        )
+        for context in ("log_missing_workers", "_reach_is_told"):
+            monkeypatch.setattr(strategy, context, lambda cluster: contextlib.nullcontext())
         monkeypatch.setattr(strategy, "check_same_devices", lambda *_: None)
         made = make_strategy(Config(strategy="multi_worker", **options))
         strategy._make_strategy.cache_clear()
@@ -287,6 +287,42 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 
 def test_a_port_that_another_program_uses(run_python, no_cluster):
     run_python(["-c", PORT_IN_USE])
+
+
+LOCAL_WORKER = """
+import json, os, socket, sys
+from imagenet_fast import Config, make_strategy
+from imagenet_fast.base.addresses import free_port
+
+port = free_port()
+task = {"cluster": {"worker": [f"localhost:{port}"]}, "task": {"type": "worker", "index": 0}}
+os.environ["TF_CONFIG"] = json.dumps(task)
+make_strategy(Config(strategy="multi_worker", gpus="0"))
+socket.create_connection(("127.0.0.1", port), timeout=5).close()
+try:
+    socket.create_connection((sys.argv[1], port), timeout=0.5)
+except TimeoutError:
+    print("restricted", flush=True)
+os._exit(0)
+"""
+
+
+def test_workers_on_this_machine_are_not_reached_from_others(run_python, no_cluster):
+    finished = run_python(["-c", LOCAL_WORKER, other_address()])
+    assert finished.stdout == "restricted\n"
+    assert "password" not in finished.stderr
+
+
+def test_the_first_of_workers_on_several_machines_says_who_reaches_them(capsys):
+    workers = ("127.0.0.1:8888", "other:8888")
+    with strategy._reach_is_told(Cluster(workers, 1)):
+        assert capsys.readouterr().err == ""
+    with strategy._reach_is_told(Cluster(workers, 0)):
+        assert capsys.readouterr().err == (
+            "the workers' ports have no password: whoever can connect to 127.0.0.1:8888 or another "
+            "can run any TensorFlow operation there: read and write files as your account. Let "
+            "only the workers' machines reach them\n"
+        )
 
 
 def test_malformed_cluster_stops_even_one_device(no_cluster, monkeypatch):

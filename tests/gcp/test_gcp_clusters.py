@@ -50,8 +50,28 @@ def seen(line):
     return Cluster.from_environment(environment), arguments
 
 
+def manifests():
+    """Returns the network policy and the JobSet."""
+    return yaml.safe_load_all((ROOT / "gcp" / "gke_jobset.yaml").read_text())
+
+
 def manifest():
-    return yaml.safe_load((ROOT / "gcp" / "gke_jobset.yaml").read_text())
+    _, jobset = manifests()
+    return jobset
+
+
+def test_only_the_pods_of_the_jobset_reach_each_other():
+    policy, jobset = manifests()
+    assert (policy["apiVersion"], policy["kind"]) == ("networking.k8s.io/v1", "NetworkPolicy")
+    # The label that JobSet gives its pods, from which they also read the name.
+    own = {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": jobset["metadata"]["name"]}}
+    assert policy["spec"] == {
+        "podSelector": own,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": own}]}],
+    }
+    pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert "hostNetwork" not in pod  # to which policies do not apply
 
 
 def test_the_manifest_is_consistent():

@@ -76,6 +76,9 @@ def test_a_file_that_is_not_there(bench):
         ("RECIPE", "digit", "recipes are: airbench96_cifar10 airbench_cifar10 digits "),
         ("RUNTIME_VERSION", "tpu-vm-tf-2.18.0-pod-pjrt", "gcp/stacks/pod.txt has tensorflow-tpu"),
         ("WAIT_MINUTES", "soon", "a number of minutes"),
+        ("ADDRESSES", "none", "external or internal"),
+        ("NETWORK", "a/b", "the name of a VPC network"),
+        ("RUN", "..", "a name of letters, digits, -, _ and ., not at the start"),
         ("ACCELERATOR", "v4-8", "sets ACCELERATOR, which does not exist"),
     ],
 )
@@ -186,6 +189,24 @@ def test_create_requests_the_tpu_and_waits(bench):
     assert flags["accelerator-type"] == "v4-16"
     assert flags["runtime-version"] == "tpu-vm-tf-2.17.0-pod-pjrt"
     assert flags["spot"] and flags["valid-until-duration"] == "120m"
+    assert not {"internal-ips", "network"} & set(flags)
+
+
+def test_hosts_without_an_external_address_are_reached_through_the_proxy(bench):
+    bench.make_data()
+    bench.use_trainer()
+    bench.settings.update(
+        ADDRESSES="internal", NETWORK="tpus", STRATEGY="multi_worker", RUNS_DIR="/runs"
+    )
+    bench.run("--yes", "create")
+    bench.run("install")
+    assert bench.run("--dry_run", "fetch").rstrip().endswith("--tunnel-through-iap")
+    (call,) = words(bench, "create")
+    _, _, flags = fake_gcloud.parse(call)
+    assert flags["internal-ips"] and flags["network"] == "tpus"
+    logins = [call for call in bench.cloud.calls() if {"ssh", "scp"} & set(call)]
+    assert {"ssh", "scp"} <= {word for call in logins for word in call}
+    assert all("--tunnel-through-iap" in call for call in logins)
 
 
 @pytest.mark.long
