@@ -16,7 +16,7 @@ project = "imagenet_fast"
 release = imagenet_fast.__version__
 root_doc = "README"
 include_patterns = [
-    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"),
     *("docs/**", "gcp/README.md", "benchmarks/**/README.md"),
 ]
 # Sphinx would look through all files of hidden folders, data and runs.
@@ -48,7 +48,7 @@ nitpick_ignore_regex = [
     # Names of other projects.
     (
         r"py:.*",
-        r"(collections|contextlib|keras|np|numpy|os|pathlib|subprocess|tensorflow|tf|tf_keras)\..*",
+        r"(collections|contextlib|keras|np|numpy|os|pathlib|subprocess|tensorflow|tf|tf_keras|msgspec)\..*",
     ),
     (r"py:.*", r"ctypes\..*"),
     (r"py:.*", r"matplotlib\..*"),

@@ -5,8 +5,11 @@ import ctypes
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
+
+import pytest
 
 from imagenet_fast.base.addresses import free_port
 
@@ -15,13 +18,14 @@ HOST = "127.0.0.1"
 
 
 @contextlib.contextmanager
-def running(command, *flags, address=""):
+def running(command, *flags, address="", stderr=None):
     """Starts a server; gives its process when it says that it listens, and ends it at last."""
     process = subprocess.Popen(
         [sys.executable, "-m", "imagenet_fast", command, *flags],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         # It must not outlive the tests.
         preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL),
@@ -48,5 +52,19 @@ def running_server():
 def running_stage_server():
     """Starts a stage server; gives its process and its address."""
     port = free_port()
-    with running("stage-server", f"--port={port}", address=f"port {port}") as process:
-        yield process, f"{HOST}:{port}"
+    address = f"{HOST}:{port}"
+    with running("stage-server", f"--port={port}", address=address) as process:
+        yield process, address
+
+
+def other_address():
+    """Returns an address of this machine that other machines use; skips the test without one.
+
+    Packets that a process here sends there have the destination that others' packets have.
+    """
+    with socket.socket(type=socket.SOCK_DGRAM) as trial:
+        try:
+            trial.connect(("192.0.2.1", 9))  # Sends nothing.
+        except OSError:
+            pytest.skip("this machine has no network")
+        return trial.getsockname()[0]

@@ -1,0 +1,147 @@
+"""All places that import by name, unpickle, delete, connect, listen or start a process.
+
+What others made must reach none of them unchecked. A new place must be added here, with the reason
+why it is safe, in the same change: what of its arguments can a file, a name or a stranger on a port
+choose?
+"""
+
+import ast
+import collections
+import pathlib
+
+import imagenet_fast
+
+PACKAGE = pathlib.Path(imagenet_fast.__file__).parent
+# Names of functions, classes and methods, wherever they are from.
+NAMES = {
+    "import": {"import_module", "__import__", "run_module", "run_path", "exec", "eval", "compile"},
+    "unpickle": {"Unpickler", "loads_pickle", "load_model", "read_pickle", "genops", "unmarshal"},
+    "library": {"load_op_library", "load_library", "CDLL", "cdll"},
+    "delete": {"unlink", "rmtree", "rmdir", "removedirs", "remove", "CheckpointManager"},
+    "connect": {"create_connection", "connect", "urlopen", "urlretrieve"}
+    | {"experimental_connect_to_cluster", "TPUClusterResolver", "distribute"},
+    "listen": {"bind", "listen", "socket", "Server", "DispatchServer", "WorkerServer"},
+    "process": {"Popen", "run", "check_output", "check_call", "call", "system", "popen", "fork"}
+    | {"kill", "killpg", "execv", "spawn"},
+}
+# Modules whose functions count under the names above, where the name alone is ambiguous.
+OF_MODULE = {
+    "run": {"subprocess"},
+    "call": {"subprocess"},
+    "compile": {"builtins"},
+    "remove": {"os", "gfile"},
+    "system": {"os"},
+    "kill": {"os", "process", "logger"},
+    "distribute": {"service"},
+    "connect": {"client", "connection"},
+    "bind": {"listener"},
+    "load": {"pickle", "saved_model", "marshal"},
+}
+
+
+def places():
+    """Returns the number of calls by (kind, file, name)."""
+    found = collections.Counter()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        file = path.relative_to(PACKAGE).as_posix()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            parts = ast.unparse(node.func).split(".")
+            name, owner = parts[-1], parts[-2] if len(parts) > 1 else "builtins"
+            if name == "load" and owner in OF_MODULE["load"]:
+                found["load", file, f"{owner}.{name}"] += 1
+                continue
+            if name in OF_MODULE and owner not in OF_MODULE[name]:
+                continue
+            kind = next((kind for kind, names in NAMES.items() if name in names), None)
+            if kind:
+                found[kind, file, name] += 1
+    return found
+
+
+# By kind: file, name, number of places, and why what others made cannot choose what happens.
+KNOWN = {
+    "import": [
+        ("base/lazy.py", "import_module", 1, "names in this package's own tables"),
+        ("benchmarks/serving/worker.py", "import_module", 1, "one of the benchmark's own runtimes"),
+        ("commands/__init__.py", "import_module", 1, "one of COMMANDS"),
+        ("doctor/worker.py", "import_module", 1, "one of CHECKS"),
+        ("models/custom.py", "import_module", 1, "the command line's or Python's: run_config"),
+        ("optimizers/__init__.py", "import_module", 1, "this package's own modules"),
+        ("training/trackers.py", "import_module", 1, "wandb or mlflow"),
+    ],
+    "unpickle": [
+        ("data/sources/numeric_pickle.py", "genops", 1, "lists opcodes, and runs none"),
+    ],
+    "load": [
+        ("benchmarks/serving/worker.py", "saved_model.load", 1, "what the benchmark exported"),
+        ("serving/predict.py", "saved_model.load", 1, "predict says that it runs the model"),
+    ],
+    "library": [
+        ("base/native_ops.py", "load_op_library", 1, "in cache_folder, or of this process"),
+        ("base/worker_process.py", "CDLL", 1, "the C library that is loaded"),
+        ("benchmarks/input/worker.py", "CDLL", 1, "the C library that is loaded"),
+        ("data/malloc.py", "CDLL", 1, "the C library that is loaded"),
+        ("distribute/cuda.py", "CDLL", 2, "of NVIDIA's packages in this environment"),
+        ("distribute/cuda.py", "load_op_library", 1, "CUDA's libraries, as TensorFlow finds them"),
+    ],
+    "delete": [
+        ("base/files.py", "unlink", 2, "its own temporary files"),
+        ("base/paths.py", "remove", 1, "unlink of a path in a bucket"),
+        ("data/add_index.py", "unlink", 1, "its own lock"),
+        ("data/cache.py", "unlink", 1, "its own temporary file"),
+        ("data/prepare.py", "unlink", 2, "a shard that it has just written, and its journal"),
+        ("data/prepare_journal.py", "unlink", 1, "the journal"),
+        ("data/prepare_plan.py", "unlink", 1, "the plan"),
+        ("data/records.py", "unlink", 2, "temporary files of the shard that is written"),
+        ("doctor/files.py", "rmtree", 1, "a folder that it has just made"),
+        ("serving/export.py", "rmtree", 1, "its own temporary folder"),
+        ("training/checkpoint.py", "CheckpointManager", 1, "ckpt-N: the list is written before"),
+        ("training/checkpoint.py", "rmtree", 3, "its own temporary folders"),
+        ("training/model_dir.py", "unlink", 1, "TensorFlow's list of checkpoints"),
+        ("training/report/saved_images.py", "unlink", 1, "the error analysis"),
+    ],
+    "connect": [
+        ("base/addresses.py", "create_connection", 1, "to try addresses of the command line"),
+        ("data/service.py", "distribute", 1, "input_servers, not in files of runs"),
+        ("distribute/strategy.py", "TPUClusterResolver", 1, "tpu, not in files of runs"),
+        ("distribute/strategy.py", "experimental_connect_to_cluster", 1, "as the one before"),
+        (
+            "pipeline_parallel/placement.py",
+            "experimental_connect_to_cluster",
+            1,
+            "pipeline_servers, not in files of runs",
+        ),
+    ],
+    "listen": [
+        ("base/addresses.py", "socket", 3, "to find a free port, and to try an address"),
+        ("base/addresses.py", "bind", 2, "as the one before; nothing is accepted"),
+        ("data/service.py", "DispatchServer", 1, "in reachable.restricted"),
+        ("data/service.py", "WorkerServer", 1, "in reachable.restricted"),
+        ("distribute/reachable.py", "socket", 4, "finds the listeners, and guards them"),
+        ("distribute/reachable.py", "listen", 1, "the guard, which drops all"),
+        ("pipeline_parallel/placement.py", "Server", 1, "in reachable.restricted"),
+    ],
+    "process": [
+        ("base/native_ops.py", "run", 1, "the compiler in CXX or on PATH"),
+        ("base/worker_process.py", "Popen", 1, "module_command, without the working directory"),
+        ("base/worker_process.py", "kill", 1, "its own process"),
+        ("base/worker_process.py", "killpg", 2, "its own processes"),
+        ("cost_model/reliability.py", "spawn", 1, "of a random number generator"),
+        ("data/baseline_jpegs.py", "run", 1, "jpegtran on PATH, images by its input"),
+        ("distribute/gpus.py", "run", 1, "nvidia-smi on PATH"),
+        ("distribute/quiet.py", "Popen", 1, "a text of its own, python -I"),
+        ("distribute/waiting.py", "Popen", 1, "module_command, addresses of the cluster"),
+        ("distribute/waiting.py", "kill", 1, "its own process"),
+    ],
+}
+
+
+def test_every_place_is_known():
+    known = {
+        (kind, file, name): count
+        for kind, entries in KNOWN.items()
+        for file, name, count, _ in entries
+    }
+    assert dict(places()) == known
