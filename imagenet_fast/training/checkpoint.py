@@ -9,7 +9,7 @@ import pathlib
 import shutil
 import tempfile
 import zlib
-from typing import Any, TypedDict, Union
+from typing import Any, TypedDict
 
 import tensorflow as tf
 import tf_keras as keras
@@ -260,9 +260,6 @@ def _temporary_folder(model_dir: str, place: int) -> str:
     return tempfile.mkdtemp(prefix=prefix)
 
 
-_Row = dict[str, Union[float, str, None]]
-
-
 class _Clock(TypedDict):
     train_seconds: float
     timed_images: float
@@ -270,13 +267,18 @@ class _Clock(TypedDict):
     wall_seconds: float
 
 
+class _Evaluation(TypedDict, total=False):
+    step: Count
+    top1: float
+
+
 class _Saved(TypedDict, total=False):
     """The types of the values in a checkpoint's state; earlier versions lack some."""
 
     step: Count
     clock: _Clock
-    validation: _Row
-    best: _Row
+    validation: _Evaluation
+    best: _Evaluation
     evaluations_since_best: Count
     train_examples: Count
     train_checksum: str

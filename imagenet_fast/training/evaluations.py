@@ -31,7 +31,10 @@ class Evaluations:
           state: a checkpoint's.
         """
         last = state["validation"]
-        return cls(last, state.get("best", last), state.get("evaluations_since_best", 0))
+        best = state.get("best", last)
+        if not {"step", "top1"} <= best.keys():  # there was no evaluation
+            best = {}
+        return cls(last, best, state.get("evaluations_since_best", 0))
 
     def state(self) -> dict[str, Any]:
         """Returns the values to save in a checkpoint."""

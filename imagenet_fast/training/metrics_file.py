@@ -53,4 +53,5 @@ def best_evaluation(rows: Sequence[Row]) -> Row:
       rows: of a run; empty dict: none is of an evaluation.
     """
     evaluations = [row for row in rows if row["kind"] == "validation"]
-    return max(evaluations, key=lambda row: row.get("top1", 0.0), default={})
+    rated = [row for row in evaluations if row.get("top1") is not None]
+    return max(rated, key=lambda row: row["top1"], default={})

@@ -309,6 +309,7 @@ def test_a_list_without_checkpoints_removes_nothing(config, tmp_path):
         ({"step": -1}, "Expected `int` >= 0"),
         ({"step": 2, "clock": {**CLOCK, "train_seconds": None}}, "train_seconds"),
         ({"step": 2, "best": {"top1": [1]}}, "best"),
+        ({"step": 2, "validation": {"top1": None}}, "top1"),
         ({"step": 2, "train_checksum": 5}, "train_checksum"),
     ],
 )

@@ -64,3 +64,11 @@ def test_checkpoints_of_earlier_versions():
     last = {"step": 10, "top1": 0.5}
     assert Evaluations.from_state({"validation": last}) == Evaluations(last, last, 0)
     assert Evaluations.from_state({"validation": {}}) == Evaluations()
+
+
+@pytest.mark.parametrize("best", [{}, {"top1": 0.5}, {"step": 3}])
+def test_a_best_evaluation_without_an_accuracy_is_none(best):
+    restored = Evaluations.from_state({"validation": {}, "best": best})
+    assert restored.best == {}
+    restored.add({"step": 4, "top1": 0.25})
+    assert restored.best["step"] == 4

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from imagenet_fast.training.metrics_file import JsonLines, read_rows
+from imagenet_fast.training.metrics_file import JsonLines, best_evaluation, read_rows
 
 
 def row(step, kind="train", **values):
@@ -74,3 +74,24 @@ def test_a_kill_while_rows_are_copied_loses_none(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         JsonLines(str(tmp_path), 10)
     assert read_rows(str(tmp_path)) == [row(2), row(4)]
+
+
+def test_evaluations_without_an_accuracy_are_not_the_best(tmp_path):
+    rows = [{"kind": "validation", "step": step} for step in range(3)]
+    assert best_evaluation(rows) == {}
+    rows[0]["top1"], rows[1]["top1"] = None, 0.25
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert best_evaluation(read_rows(str(tmp_path))) == rows[1]
+
+
+def test_rows_of_other_types_are_skipped(tmp_path, capsys):
+    lines = ['{"kind": "train", "step": 1}']
+    for value in ('"1"', "-1", "1.5", "null", "[]", "9" * 400):
+        lines.append(f'{{"kind": "train", "step": {value}}}')
+        if value != "null":
+            lines.append(
+                f'{{"kind": "train", "step": 1, "loss": {value if value == "[]" else "{}"}}}'
+            )
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    assert read_rows(str(tmp_path)) == [{"kind": "train", "step": 1}]
+    assert "damaged and skipped" in capsys.readouterr().err
