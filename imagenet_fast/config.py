@@ -61,9 +61,10 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
 
     def _batch_table_values(self) -> dict[str, Any]:
         """Returns the options that ``batch_table`` sets."""
-        if self.batch_table not in BATCH_TABLES:
+        batch_table = self.convert("batch_table", self.batch_table)
+        if batch_table not in BATCH_TABLES:
             return {}
-        values = values_for_batch(self.batch_table, self.convert("batch_size", self.batch_size))
+        values = values_for_batch(batch_table, self.convert("batch_size", self.batch_size))
         return {
             "learning_rate": values.learning_rate,
             "rate_scaling": "none",

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, NamedTuple
@@ -37,7 +38,7 @@ INDEXED_SUFFIX = ".indexed"
 _FILES_AT_ONCE = 16
 _SPLITS = ("train", "validation", "test")
 # A file of the folder itself, not hidden; and a class that fits on a line of a text file.
-_FILE_NAME = re.compile(r"(?!\.)[^/\\\x00-\x1f\x7f]{1,255}")
+_FILE_NAME = re.compile(r"(?!\.)[^/\\\x00-\x1f\x7f\ud800-\udfff*?\[]{1,255}")
 _NOT_IN_LINES = re.compile("[\n\r\0\ud800-\udfff]")
 _Offset = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31)]
 
@@ -333,11 +334,14 @@ def _count_problems(manifest: Manifest, name: str, counts: collections.Counter[i
 def size_problem(shard: Shard, path: Path) -> str | None:
     """Returns what is wrong with the size of ``shard``'s file ``path``, or None."""
     try:
-        size = path.stat().st_size
+        found = path.stat()
+        size = found.st_size
     except FileNotFoundError:
         return f"{path}: is missing"
     except OSError as error:
         return f"{path}: cannot be read: {error.strerror}"
+    if not stat.S_ISREG(found.st_mode):
+        return f"{path}: is not a regular file"
     if size == shard.bytes or _awaits_index(shard, path):
         return None
     state = "is empty" if not size else "is truncated" if size < shard.bytes else "is too long"
@@ -384,6 +388,11 @@ def _check(manifest: Manifest) -> None:
         for shard in split.shards:
             if not _FILE_NAME.fullmatch(shard.file):
                 raise ValueError(f"{name}: {shard.file!r} is not the name of a file")
+            if shard.examples * records.OVERHEAD > shard.bytes:
+                raise ValueError(
+                    f"{name}: {shard.file} has {shard.bytes} bytes, too few for {shard.examples} "
+                    "records"
+                )
         if len(split.class_counts) != manifest.num_classes:
             raise ValueError(
                 f"{name}: has {len(split.class_counts)} class counts, but {manifest.num_classes} "
@@ -393,3 +402,6 @@ def _check(manifest: Manifest) -> None:
             raise ValueError(
                 f"{name}: {sum(split.class_counts)} examples by class, {split.examples} by shard"
             )
+    files = [shard.file for shard in manifest.shards]
+    if len(set(files)) < len(files):
+        raise ValueError("it names a shard twice")

@@ -201,7 +201,9 @@ def _load(manifest: Manifest, directory: Path) -> np.ndarray | None:
         arrays = read_arrays(directory / FILE)
         if str(arrays["shards"]) != _key(manifest):
             return None
-        rows = np.empty(sum(shard.examples for shard in manifest.shards), ROW)
+        rows = np.empty(len(arrays["label"]), ROW)
+        if len(rows) != sum(shard.examples for shard in manifest.shards):
+            return None
         for name in _NAMES:
             rows[name] = arrays[name]
     # Missing, damaged or of another version: it is recomputed from the shards.

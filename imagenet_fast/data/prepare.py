@@ -335,6 +335,10 @@ def _repair(
         dealt = prepare_plan.deal(source.splits, job["shards"], job["seed"])
         tasks = prepare_plan.tasks_by_index(source, dealt)
     else:
+        present = {image for members in files.values() for image in members}
+        if not all(image in present for images in assignment.values() for image in images):
+            plan = directory / prepare_plan.FILE
+            raise UserError(f"{plan}: names images that the source does not have; delete it")
         tasks = prepare_plan.tasks_by_file(files, assignment)
     shards = {shard.file: shard for shard in manifest.shards}
     if shards.keys() != {task.file for task in tasks}:

@@ -64,6 +64,8 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
             "it is a folder, such as a SavedModel, which can hold any code; "
             "if you trust it, tf_keras.models.load_model reads it"
         )
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             raise ValueError(

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, first_line
 from imagenet_fast.base.notices import warn_once
+from imagenet_fast.base.outside import read_bounded
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.data.images import (
     JPEG_SIGNATURE,
@@ -18,6 +19,8 @@ from imagenet_fast.data.images import (
     normalize_encoding,
 )
 from imagenet_fast.serving.arguments import check_arguments
+
+_LARGEST_FILE = 2**30
 
 _OUTPUTS = {
     "classes": tf.int32,
@@ -99,7 +102,7 @@ def _classify(classify: Any, paths: Sequence[str]) -> list[dict[str, Any]]:
     encoded, unread = [b""] * len(paths), {}
     for index, path in enumerate(paths):
         try:
-            encoded[index] = _as_jpeg_or_png(to_path(path).read_bytes())
+            encoded[index] = _as_jpeg_or_png(read_bounded(to_path(path), _LARGEST_FILE))
         except OSError as error:
             unread[index] = error.strerror
         except BadImageError as error:

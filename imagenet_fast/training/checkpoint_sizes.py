@@ -54,7 +54,13 @@ def claimed_too_large(prefix: str) -> str | None:
 
 def _check(prefix: Path) -> None:
     index = prefix.parent / f"{prefix.name}.index"
-    entries = dict(_entries(read_bounded(index, _LARGEST_INDEX)))
+    entries: dict[bytes, bytes] = {}
+    names = 0
+    for key, value in _entries(read_bounded(index, _LARGEST_INDEX)):
+        names += len(key)
+        if names > _LARGEST_INDEX:  # An entry may share its name's beginning with the one before.
+            raise ValueError("its names are too long")
+        entries[key] = value
     header = tensor_bundle_pb2.BundleHeaderProto.FromString(entries.pop(b"", b""))
     if header.endianness != header.LITTLE:
         raise ValueError("its numbers are of the other byte order")

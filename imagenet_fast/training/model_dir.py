@@ -65,9 +65,9 @@ def claim_model_dir(config: Config, labels: Sequence[str]) -> None:
     Raises:
       UserError: if the directory cannot be written, or holds a run with other options or classes.
     """
-    check_model_dir(config, labels)
     directory = to_path(config.model_dir)
     _check_no_links(directory)
+    check_model_dir(config, labels)
     with _write_errors(directory):
         (directory / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         if is_local(directory) and not os.access(directory, os.W_OK):
@@ -79,16 +79,18 @@ def claim_model_dir(config: Config, labels: Sequence[str]) -> None:
 
 
 def _check_no_links(directory: Path) -> None:
-    """Raises a UserError if a folder in a run's directory is a link: the run would write there."""
+    """Raises a UserError for links and pipes in a run's directory: TensorFlow writes to them."""
     if not is_local(directory):
         return
-    for folder, names, _ in os.walk(directory):
-        for path in (pathlib.Path(folder, name) for name in names):
+    for folder, folders, files in os.walk(directory):
+        for path in (pathlib.Path(folder, name) for name in (*folders, *files)):
             if path.is_symlink():
                 raise UserError(
-                    f"{path} is a link to {path.readlink()}, where the run would write: make it a "
-                    "folder, or choose another --model_dir"
+                    f"{path} is a link to {path.readlink()}, where the run would write: remove the "
+                    "link, or choose another --model_dir"
                 )
+            if not path.is_file() and not path.is_dir():
+                raise UserError(f"{path} is neither a file nor a folder: remove it")
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 import re
 import struct
 import subprocess
@@ -298,6 +299,9 @@ def with_shard(**change):
         (with_split("<script>alert(1)</script>"), "there is no split '<script>"),
         (with_split(""), "there is no split ''"),
         (with_shard(examples=-1), "Expected `int` >= 0"),
+        (with_shard(examples=2**40), "too few for 1099511627776 records"),
+        (with_shard(file="*"), "not the name of a file"),
+        (with_shard(file="\ud800"), "not the name of a file"),
         (with_shard(bytes=2**60), "Expected `int` <="),
         (with_shard(bytes="1"), "Expected `int`, got `str`"),
         (with_shard(file="..\\secret"), "not the name of a file"),
@@ -353,3 +357,19 @@ def test_verify_survives_a_record_that_claims_terabytes(directory):
     )
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert file in done.stderr + done.stdout
+
+
+def test_a_shard_named_twice_is_refused(directory):
+    splits = json.loads((directory / FILE).read_text())["splits"]
+    splits["validation"]["shards"][0]["file"] = splits["train"]["shards"][0]["file"]
+    change(directory, splits=splits)
+    with pytest.raises(UserError, match="names a shard twice"):
+        read_manifest(directory)
+
+
+def test_a_shard_that_is_no_file_is_told(directory):
+    splits = json.loads((directory / FILE).read_text())["splits"]
+    file = directory / splits["train"]["shards"][0]["file"]
+    file.unlink()
+    os.mkfifo(file)
+    assert f"{file}: is not a regular file" in verify(directory, progress=False)

@@ -4,6 +4,7 @@ import os
 import re
 import struct
 
+import checkpoint_writer as writer
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -19,6 +20,7 @@ from checkpoint_writer import (
     write_checkpoint,
 )
 
+from imagenet_fast.training import checkpoint_sizes
 from imagenet_fast.training.checkpoint_sizes import claimed_too_large
 
 DATA = struct.pack("<4f", 1, 2, 3, 4)
@@ -126,3 +128,15 @@ def test_no_index_or_no_data(tmp_path):
     assert "data-00000-of-00001 is no file" in claimed_too_large(str(tmp_path / "ckpt"))
     os.mkfifo(tmp_path / "ckpt.data-00000-of-00001")
     assert "data-00000-of-00001 is no file" in claimed_too_large(str(tmp_path / "ckpt"))
+
+
+def test_names_that_share_their_beginnings(tmp_path, monkeypatch):
+    """A table of megabytes can hold names of gigabytes."""
+    entries = {b"a" * n: writer.entry([1], 4, offset=4 * n) for n in range(60)}
+    (tmp_path / "ckpt.index").write_bytes(writer.table({**entries, b"": writer.header()}))
+    (tmp_path / "ckpt.data-00000-of-00001").write_bytes(bytes(4 * 60))
+    assert claimed_too_large(str(tmp_path / "ckpt")) is None
+    content = (tmp_path / "ckpt.index").read_bytes()
+    monkeypatch.setattr(checkpoint_sizes, "read_bounded", lambda *_: content)
+    monkeypatch.setattr(checkpoint_sizes, "_LARGEST_INDEX", 1000)
+    assert "its names are too long" in claimed_too_large(str(tmp_path / "ckpt"))

@@ -243,8 +243,11 @@ def test_the_best_checkpoint_of_a_run_that_was_partly_without_keep_best(config, 
     assert "best has the checkpoint of step 10, not that of the best" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "best", "tensorboard/train"])
-def test_folders_that_lead_elsewhere_are_refused(config, tmp_path, name):
+@pytest.mark.parametrize(
+    "name", ["checkpoints", "best", "tensorboard/train", "checkpoints/ckpt-88.index", "labels.txt"]
+)
+def test_links_that_lead_elsewhere_are_refused(config, tmp_path, name):
+    """TensorFlow writes an index through a link."""
     link = pathlib.Path(config.model_dir, name)
     link.parent.mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
@@ -261,17 +264,17 @@ def test_a_directory_may_itself_be_a_link(config, tmp_path):
     assert read_labels(config.model_dir) == LABEL_NAMES
 
 
-@pytest.mark.parametrize("name", ["config.json", "labels.txt"])
-def test_planted_links_are_replaced_and_not_followed(config, tmp_path, name):
-    (tmp_path / "precious").write_text("precious")
-    pathlib.Path(config.model_dir).mkdir()
-    pathlib.Path(config.model_dir, name).symlink_to(tmp_path / "precious")
-    if name == "config.json":
-        with pytest.raises(UserError, match="not a configuration"):
-            claim_model_dir(config, LABEL_NAMES)
-    else:
+def test_links_to_nothing_and_pipes_are_refused(config, tmp_path):
+    checkpoints = pathlib.Path(config.model_dir, "checkpoints")
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "ckpt-88.index").symlink_to(tmp_path / "new")
+    with pytest.raises(UserError, match=r"is a link to .*new, where the run"):
         claim_model_dir(config, LABEL_NAMES)
-    assert (tmp_path / "precious").read_text() == "precious"
+    (checkpoints / "ckpt-88.index").unlink()
+    os.mkfifo(checkpoints / "ckpt-88.index")
+    with pytest.raises(UserError, match=r"index is neither a file nor a folder"):
+        claim_model_dir(config, LABEL_NAMES)
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_list_of_checkpoints_of_gigabytes(config, tmp_path):

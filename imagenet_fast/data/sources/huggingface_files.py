@@ -125,8 +125,14 @@ def _card_names(path: Path) -> Iterator[tuple[Path, str]]:
             raise ValueError(f"{card.name}: {first_line(error)}") from error
 
 
-def _texts(value: Any) -> Iterable[str]:
-    if isinstance(value, str):
-        return [value]
-    values = value.values() if isinstance(value, dict) else value or ()
-    return [text for member in values for text in _texts(member)]
+def _texts(value: Any) -> set[str]:
+    """Returns all texts in a value; aliases of YAML may repeat a part of it many times."""
+    texts, waiting, seen = set(), [value], set()
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str):
+            texts.add(part)
+        elif isinstance(part, (dict, list, tuple)) and id(part) not in seen:
+            seen.add(id(part))
+            waiting += part.values() if isinstance(part, dict) else part
+    return texts

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.data.sources import huggingface, open_source
+from imagenet_fast.data.sources import huggingface, huggingface_files, open_source
 
 datasets = pytest.importorskip("datasets", reason="needs Hugging Face's datasets")
 pyarrow = pytest.importorskip("pyarrow")
@@ -454,3 +454,13 @@ def test_the_size_of_an_image_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface, "MAX_IMAGE", 60)
     with pytest.raises(UserError, match=r"row 0 of train has \d+ bytes, but an image may have 60"):
         source.read("train", 0)
+
+
+def test_aliases_of_yaml_are_not_expanded():
+    """Ten levels of ten aliases each would be 10**10 texts."""
+    value = ["x"]
+    for _ in range(10):
+        value = [value] * 10
+    assert huggingface_files._texts({"data_files": value, "split": "train"}) == {"x", "train"}
+    value.append(value)
+    assert huggingface_files._texts(value) == {"x"}
