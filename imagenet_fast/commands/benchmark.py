@@ -260,7 +260,7 @@ def _input(arguments: list[str]) -> None:
 
 
 def _serving(arguments: list[str]) -> None:
-    flags = CommandFlags("benchmark serving", ("model_dir", "data_dir"))
+    flags = CommandFlags("benchmark serving", ("model_dir", "model", "data_dir"), of_run=True)
     flags.define("batch_sizes", "1,32", "images in a call of the model, separated by commas")
     flags.define(
         "images", 1000, "validation images whose predictions are compared with evaluation's"
@@ -281,11 +281,9 @@ def _serving(arguments: list[str]) -> None:
     from imagenet_fast.benchmarks.serving.report import make_report
     from imagenet_fast.training.run_config import config_of_run
 
-    config = config_of_run(
-        flags["model_dir"], {"data_dir": flags["data_dir"]} if flags["data_dir"] else {}
-    )
+    config = config_of_run(flags["model_dir"], flags.changes())
     results = compare_serving(config, batch_sizes, threads=flags["threads"], **counts)
-    options = ("model_dir", "data_dir", *flags.own_names())
+    options = (*flags.changes(), *flags.own_names())
     _print_and_write(make_report(results), flags, options, "serving")
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from imagenet_fast import Config, UserError, read_config
+from imagenet_fast import Config, UserError, commands, read_config
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.training.run_config import config_of_run, stored_config
 
@@ -170,3 +170,21 @@ def test_a_configuration_that_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(UserError, match="not a regular file"):
         read_config(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("command", "others"),
+    [
+        ("evaluate", []),
+        ("export", ["--saved_model=exported"]),
+        ("benchmark serving", []),
+    ],
+)
+def test_commands_take_the_model_that_they_ask_for(run, command, others, capsys):
+    directory = run(model="my_module:build", data_dir="nowhere")
+    name, *rest = command.split()
+    arguments = [name, *rest, f"--model_dir={directory}", *others]
+    assert commands.run(arguments) == 2
+    assert "give --model=my_module:build" in capsys.readouterr().err
+    assert commands.run([*arguments, "--model=my_module:build"]) == 2  # it has no checkpoint
+    assert "--model" not in capsys.readouterr().err
