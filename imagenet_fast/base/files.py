@@ -8,12 +8,12 @@ import os
 import pathlib
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import warn_once
-from imagenet_fast.base.outside import check_types, parse_json, read_bounded
+from imagenet_fast.base.outside import check_types, named_errors, parse_json, read_bounded
 from imagenet_fast.base.paths import Path, is_local, seconds_between_writes, to_path
 
 # Of a file of lines: more than a run writes.
@@ -57,16 +57,6 @@ def open_to_append(path: pathlib.Path) -> IO[bytes]:
     except OSError as error:
         if error.errno == errno.ELOOP:
             error.strerror = "is a link, through which nothing is written"
-        raise
-
-
-@contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Adds the file's name to an ``OSError`` that lacks it, as that of a full disk does."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or str(path)
         raise
 
 
@@ -164,20 +154,20 @@ class LineFile:
 
     def add(self, line: str) -> None:
         """Appends a line. In a bucket it is visible after :meth:`flush`, or some seconds."""
-        with _named(self._path):
+        with named_errors(self._path):
             self._file.write(f"{line}\n")
         if time.monotonic() - self._written >= self._pause:
             self.flush()
 
     def flush(self) -> None:
         """Writes the lines that are still buffered."""
-        with _named(self._path):
+        with named_errors(self._path):
             self._file.flush()
         self._written = time.monotonic()
 
     def close(self) -> None:
         """Closes the file."""
-        with _named(self._path):
+        with named_errors(self._path):
             self._file.close()
 
 

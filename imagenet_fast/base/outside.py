@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
 import os
 import stat
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
@@ -46,8 +47,18 @@ def read_bounded(path: Path, limit: int) -> bytes:
         raise OSError(
             errno.EFBIG, f"has {found.st_size:,} bytes, but may have {limit:,}", str(path)
         )
-    with path.open("rb") as file:
+    with named_errors(path), path.open("rb") as file:
         return file.read(min(limit, found.st_size + 1))  # read(limit) would take that much memory
+
+
+@contextlib.contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Adds the file's name to an ``OSError`` that lacks it, as that of a full disk does."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -90,10 +101,19 @@ def parse_json(content: str | bytes, kind: type[_Kind]) -> _Kind:
         raise ValueError(f"has {len(content):,} bytes, but may have {MAX_JSON:,}")
     try:
         # Not msgspec's parser, which refuses names of files that are no UTF-8.
-        values: Any = json.loads(content)
-        return msgspec.convert(values, kind)
+        return as_type(json.loads(content), kind)
     except RecursionError:
         raise ValueError("is nested too deeply") from None
+
+
+def as_type(values: Any, kind: type[_Kind]) -> _Kind:
+    """Returns JSON values as a value of a type; see :func:`parse_json`.
+
+    Raises:
+      ValueError: if they are not of this type; the message names the place.
+    """
+    try:
+        return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from None
 
@@ -111,8 +131,8 @@ def check_types(values: Mapping[str, Any], types: Mapping[str, Any], others: Any
     """
     for key in {*values, *types}:
         try:
-            msgspec.convert(values.get(key), types.get(key, others))
-        except msgspec.ValidationError as error:
+            as_type(values.get(key), types.get(key, others))
+        except ValueError as error:
             raise ValueError(f"{key}: {error}") from None
 
 

@@ -25,7 +25,7 @@ from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.base.files import write_file
-from imagenet_fast.base.outside import MAX_JSON, Count, parse_json, read_bounded
+from imagenet_fast.base.outside import Count, as_type, read_json
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.data import records
 from imagenet_fast.data.examples import LABEL, decode_example
@@ -147,8 +147,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
             f"{directory}: no such directory; make the data set with `imagenet-fast prepare`"
         )
     try:
-        content = read_bounded(path, MAX_JSON)
-        values = parse_json(content, dict[str, Any])
+        values = read_json(path, dict[str, Any])
     except FileNotFoundError as error:
         raise UserError(
             f"{directory}: has no {FILE}; make the data set with `imagenet-fast prepare`, or rerun "
@@ -167,7 +166,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
             "update imagenet_fast"
         )
     try:
-        manifest = parse_json(content, Manifest)
+        manifest = as_type(values, Manifest)
         _check(manifest)
     except ValueError as error:
         raise UserError(f"{path}: is not a valid manifest: {error}") from error

@@ -15,7 +15,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError, first_line
-from imagenet_fast.base.outside import Count, parse_json
+from imagenet_fast.base.outside import Count, as_type, parse_json
 from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.distribute.exchange import text_of_chief
 from imagenet_fast.distribute.one_call import restored_everywhere
@@ -231,8 +231,8 @@ def _check_claims(path: str, advice: str) -> None:
     """Raises a UserError if TensorFlow must not read a checkpoint."""
     try:
         damage = claimed_too_large(path)
-    except FileNotFoundError as error:
-        damage = f"{to_path(error.filename).name} is missing"
+    except OSError as error:
+        damage = f"{to_path(error.filename).name}: {error.strerror}"
     if damage:
         raise UserError(f"checkpoint {path} is damaged ({damage}); {advice}")
 
@@ -296,4 +296,4 @@ class _State(tf.train.experimental.PythonState):
 
     def deserialize(self, string_value: str | bytes) -> None:
         self.value = parse_json(string_value, dict[str, Any])
-        parse_json(string_value, _Saved)
+        as_type(self.value, _Saved)

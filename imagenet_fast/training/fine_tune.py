@@ -98,7 +98,11 @@ def load_initial_weights(
             weights, labels = _read_export(path, network)
         elif (path / CONFIG_FILE).is_file():
             run = stored_config(str(path))
-            _check_model_is_given(config, run)
+            if is_custom(run.model):
+                raise UserError(
+                    f"initial_weights: the network of the run in {path} is code, {run.model}: load "
+                    "its weights in the function that makes your network"
+                )
             _warn_of_another_network(config, run)
             weights, labels = _read_run(run, rebuild)
         elif path.exists():
@@ -122,15 +126,6 @@ def _warn_of_another_network(config: Config, run: Config) -> None:
         warn_once(
             f"initial_weights: the network of {run.model_dir} has the same weights, but computes "
             f"something else with them: for the same network give {flags}"
-        )
-
-
-def _check_model_is_given(config: Config, run: Config) -> None:
-    """Raises a UserError if a run's network is code other than this configuration's."""
-    if is_custom(run.model) and run.model != config.model:
-        raise UserError(
-            f"initial_weights: the network of the run in {run.model_dir} is code, {run.model}, "
-            f"which only --model={run.model} may name; here it is {config.model}"
         )
 
 

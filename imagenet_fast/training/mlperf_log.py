@@ -16,7 +16,7 @@ from typing import Any, TypedDict
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import LineFile, whole_lines
-from imagenet_fast.base.outside import Count, parse_json
+from imagenet_fast.base.outside import Count, as_type, parse_json
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.training.callback import TensorsCallback
@@ -175,9 +175,10 @@ def read_lines(model_dir: str) -> list[dict[str, Any]]:
     file = to_path(model_dir, FILE)
     lines = [line[len(_MARK) :] for line in whole_lines(file) if line.startswith(_MARK)]
     try:
-        for line in lines:
-            parse_json(line, _Line)
-        return [json.loads(line) for line in lines]
+        found = [parse_json(line, dict[str, Any]) for line in lines]
+        for line in found:
+            as_type(line, _Line)
+        return found
     except ValueError as error:
         raise UserError(f"{file} is damaged ({error}): remove it") from None
 

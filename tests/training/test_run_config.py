@@ -137,7 +137,7 @@ def test_commands_do_not_import_what_a_run_names(tmp_path, command):
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
     )
     assert done.returncode == 2, done.stderr
-    assert "--model=downloads.run.evil:build" in done.stderr
+    assert "is code, downloads.run.evil:build" in done.stderr
     assert not (folder / "ran").exists()
 
 
