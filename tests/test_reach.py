@@ -9,22 +9,26 @@ import ast
 import collections
 import pathlib
 
+import pytest
+
 import imagenet_fast
 
 PACKAGE = pathlib.Path(imagenet_fast.__file__).parent
 # Names of functions, classes and methods, wherever they are from.
 NAMES = {
-    "import": {"import_module", "__import__", "run_module", "run_path", "exec", "eval", "compile"},
-    "unpickle": {"Unpickler", "loads_pickle", "load_model", "read_pickle", "genops", "unmarshal"},
-    "library": {"load_op_library", "load_library", "CDLL", "cdll"},
+    "import": {"import_module", "__import__", "run_module", "run_path", "exec", "eval", "compile"}
+    | {"spec_from_file_location"},
+    "unpickle": {"Unpickler", "load_model", "read_pickle", "genops"},
+    "library": {"load_op_library", "load_library", "CDLL"},
     "delete": {"unlink", "rmtree", "rmdir", "removedirs", "remove", "CheckpointManager"},
     "connect": {"create_connection", "connect", "urlopen", "urlretrieve"}
     | {"experimental_connect_to_cluster", "TPUClusterResolver", "distribute"},
     "listen": {"bind", "listen", "socket", "Server", "DispatchServer", "WorkerServer"},
     "process": {"Popen", "run", "check_output", "check_call", "call", "system", "popen", "fork"}
     | {"kill", "killpg", "execv", "spawn"},
+    "load": {"load", "loads"},
 }
-# Modules whose functions count under the names above, where the name alone is ambiguous.
+# Where a name alone is ambiguous: the objects whose functions count.
 OF_MODULE = {
     "run": {"subprocess"},
     "call": {"subprocess"},
@@ -35,35 +39,43 @@ OF_MODULE = {
     "distribute": {"service"},
     "connect": {"client", "connection"},
     "bind": {"listener"},
-    "load": {"pickle", "saved_model", "marshal"},
+    "load": {"pickle", "marshal", "saved_model"},
+    "loads": {"pickle", "marshal"},
 }
+
+
+def calls(source):
+    """Yields the kind and name of each such call in a program."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        parts = ast.unparse(node.func).split(".")
+        name, owner = parts[-1], parts[-2] if len(parts) > 1 else "builtins"
+        if owner in OF_MODULE.get(name, {owner}):
+            yield from ((kind, name) for kind, names in NAMES.items() if name in names)
 
 
 def places():
     """Returns the number of calls by (kind, file, name)."""
-    found = collections.Counter()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        file = path.relative_to(PACKAGE).as_posix()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call):
-                continue
-            parts = ast.unparse(node.func).split(".")
-            name, owner = parts[-1], parts[-2] if len(parts) > 1 else "builtins"
-            if name == "load" and owner in OF_MODULE["load"]:
-                found["load", file, f"{owner}.{name}"] += 1
-                continue
-            if name in OF_MODULE and owner not in OF_MODULE[name]:
-                continue
-            kind = next((kind for kind, names in NAMES.items() if name in names), None)
-            if kind:
-                found[kind, file, name] += 1
-    return found
+    return dict(
+        collections.Counter(
+            (kind, path.relative_to(PACKAGE).as_posix(), name)
+            for path in PACKAGE.rglob("*.py")
+            for kind, name in calls(path.read_text(encoding="utf-8"))
+        )
+    )
 
 
 # By kind: file, name, number of places, and why what others made cannot choose what happens.
 KNOWN = {
     "import": [
         ("base/lazy.py", "import_module", 1, "names in this package's own tables"),
+        (
+            "benchmarks/optimizer/model_garden_worker.py",
+            "spec_from_file_location",
+            1,
+            "a file of Model Garden, from the environment that the command line names",
+        ),
         ("benchmarks/serving/worker.py", "import_module", 1, "one of the benchmark's own runtimes"),
         ("commands/__init__.py", "import_module", 1, "one of COMMANDS"),
         ("doctor/worker.py", "import_module", 1, "one of CHECKS"),
@@ -75,8 +87,8 @@ KNOWN = {
         ("data/sources/numeric_pickle.py", "genops", 1, "lists opcodes, and runs none"),
     ],
     "load": [
-        ("benchmarks/serving/worker.py", "saved_model.load", 1, "what the benchmark exported"),
-        ("serving/predict.py", "saved_model.load", 1, "predict says that it runs the model"),
+        ("benchmarks/serving/worker.py", "load", 1, "what the benchmark exported"),
+        ("serving/predict.py", "load", 1, "predict says that it runs the model"),
     ],
     "library": [
         ("base/native_ops.py", "load_op_library", 1, "in cache_folder, or of this process"),
@@ -144,4 +156,30 @@ def test_every_place_is_known():
         for kind, entries in KNOWN.items()
         for file, name, count, _ in entries
     }
-    assert dict(places()) == known
+    assert places() == known
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("importlib.import_module(config.model)", ("import", "import_module")),
+        ("eval(text)", ("import", "eval")),
+        ("pickle.loads(data)", ("load", "loads")),
+        ("pickle.Unpickler(file).load()", ("unpickle", "Unpickler")),
+        ("tf.saved_model.load(path)", ("load", "load")),
+        ("keras.models.load_model(path)", ("unpickle", "load_model")),
+        ("shutil.rmtree(folder)", ("delete", "rmtree")),
+        ("path.unlink()", ("delete", "unlink")),
+        ("subprocess.run(command)", ("process", "run")),
+        ("os.system(text)", ("process", "system")),
+        ("socket.create_connection(address)", ("connect", "create_connection")),
+        ("tf.distribute.Server(spec)", ("listen", "Server")),
+    ],
+)
+def test_a_new_place_would_be_found(source, found):
+    assert found in list(calls(f"def f():\n    return {source}\n"))
+
+
+@pytest.mark.parametrize("source", ["json.loads(text)", "strategy.run(step)", "re.compile(text)"])
+def test_other_calls_do_not_count(source):
+    assert not list(calls(source))
