@@ -6,7 +6,7 @@ Two workers that share this machine's cores or GPUs:
     python tools/launch_local.py --workers 2 -- train --flagfile=digits \
         --data_dir=data/digits --model_dir=runs/digits
 
-Arguments after ``--`` are passed to ``python -m imagenet_fast`` in each worker. Each worker gets
+Arguments after ``--`` are passed to ``imagenet-fast`` in each worker. Each worker gets
 its own ``TF_CONFIG`` and an equal part of the GPUs or, without GPUs, of the cores;
 ``CUDA_VISIBLE_DEVICES``, ``OMP_NUM_THREADS`` and ``TF_NUM_INTRAOP_THREADS`` are not changed if they
 are set. Output lines begin with ``[worker K]``. If a worker fails, the others are stopped, and the
@@ -44,6 +44,11 @@ HOST = "127.0.0.1"
 # A progress bar redrawn with \r becomes a new line each time. A \r at the end may become \r\n.
 _LINE = re.compile(rb"(.*?)(\r\n|\n|\r(?!\Z))", re.DOTALL)
 _PR_SET_PDEATHSIG = 1
+# As ``python -m imagenet_fast``, but files in the working directory replace no module.
+_IMAGENET_FAST = (
+    "import sys; sys.path.append(sys.path.pop(0)); import runpy; "
+    "runpy.run_module('imagenet_fast', run_name='__main__', alter_sys=True)"
+)
 
 
 class LaunchError(Exception):
@@ -104,7 +109,7 @@ def parse(arguments: list[str]) -> Options:
         parser.error(f"--port_base is {given.port_base}, but ports are 1 to 65535")
     if not passed and not given.program:
         parser.error("nothing to run: put imagenet_fast's arguments after --, as in -- train")
-    imagenet_fast = [sys.executable, "-m", "imagenet_fast"]
+    imagenet_fast = [sys.executable, "-c", _IMAGENET_FAST]
     program = shlex.split(given.program) if given.program else imagenet_fast
     return Options(
         given.workers, given.input_servers, given.port_base, given.grace, [*program, *passed]

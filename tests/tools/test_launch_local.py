@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -173,20 +174,44 @@ def test_port_that_is_taken_is_named():
 
 
 def test_starts_imagenet_fast_with_all_that_follows(tmp_path, machine):
-    package = tmp_path / "imagenet_fast"
-    package.mkdir()
-    # A package without it would give way to the installed one.
-    (package / "__init__.py").touch()
-    (package / "__main__.py").write_text("import sys; print(sys.argv[1:])")
+    path = stand_in(tmp_path, "import json, sys; print(json.dumps(sys.argv[1:]))")
+    # What is in the working directory replaces no module.
+    (tmp_path / "json.py").write_text("raise SystemExit('ran')")
     result = subprocess.run(
         [sys.executable, LAUNCHER, "--workers", "1", "--", "train", "--workers=3", "--", "a b"],
         cwd=tmp_path,
-        env=machine(),
+        env=machine(PYTHONPATH=path),
         capture_output=True,
         text=True,
         timeout=PATIENCE,
     )
-    assert result.stdout == "[worker 0] ['train', '--workers=3', '--', 'a b']\n"
+    assert result.stdout == '[worker 0] ["train", "--workers=3", "--", "a b"]\n'
+
+
+def test_starts_the_imagenet_fast_of_a_checkout(tmp_path, machine):
+    """It need not be installed."""
+    shutil.copytree(
+        stand_in(tmp_path, "print('started')") + "/imagenet_fast", tmp_path / "imagenet_fast"
+    )
+    result = subprocess.run(
+        [sys._base_executable, LAUNCHER, "--workers", "1", "--", "train"],
+        cwd=tmp_path,
+        env=machine(PYTHONPATH=""),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert result.stdout == "[worker 0] started\n", result.stderr
+
+
+def stand_in(folder, content):
+    """Returns a folder with a package that stands for ours, for PYTHONPATH."""
+    package = folder / "path" / "imagenet_fast"
+    package.mkdir(parents=True)
+    # A package without it would give way to the installed one.
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(content)
+    return str(package.parent)
 
 
 # Stands for the package: a server that listens, or a program that tells its arguments.
@@ -223,17 +248,14 @@ if os.environ.get("FAIL"):
 @pytest.fixture
 def run_servers(tmp_path, machine):
     """Returns a function that runs a worker beside two servers: (status, stdout, stderr)."""
-    package = tmp_path / "imagenet_fast"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "__main__.py").write_text(PACKAGE)
+    path = stand_in(tmp_path, PACKAGE)
 
     def launch(*arguments, **variables):
         launcher = [sys.executable, LAUNCHER, "--workers", "1", "--input_servers", "2"]
         finished = subprocess.run(
             [*launcher, *arguments, "--", "train", "--seed=3"],
             cwd=tmp_path,
-            env=machine(**variables),
+            env=machine(PYTHONPATH=path, **variables),
             capture_output=True,
             text=True,
             timeout=PATIENCE,
