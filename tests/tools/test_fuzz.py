@@ -21,13 +21,14 @@ def fuzz(output, *arguments):
     return subprocess.run(command, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("reader", targets.TARGETS)
-def test_readers_hold_for_some_seconds(reader, tmp_path):
-    done = fuzz(tmp_path, f"--readers={reader}", "--seconds=2", "--seed=7")
+def test_readers_hold_for_a_second(tmp_path):
+    done = fuzz(tmp_path, "--seconds=1", "--seed=7")
     assert done.returncode == 0, done.stdout + done.stderr
-    (row,) = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
-    assert row["inputs"] > 1 and row["findings"] == []
-    assert row["peak_mb"] < row["first_mb"] + 1000
+    rows = list(map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines()))
+    assert [row["reader"] for row in rows] == list(targets.TARGETS)
+    for row in rows:
+        assert row["inputs"] > 1 and row["findings"] == []
+        assert row["peak_mb"] < row["first_mb"] + 1000
 
 
 BROKEN = """

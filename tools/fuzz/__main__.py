@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
-from typing import Any
+from typing import IO, Any
 
+import target  # first: it imports the package as atheris needs it
+import targets
 from tqdm import tqdm
 
 from imagenet_fast.base.environment import now, package_version
@@ -32,7 +34,6 @@ from imagenet_fast.base.paths import to_path
 
 _SECONDS_OF_AN_INPUT = 20
 _MEGABYTES_ABOVE = 1000
-_FOLDER = pathlib.Path(__file__).parent
 # As libFuzzer prints them at its end.
 _FIRST = re.compile(r"^first_mb (\d+)$", re.MULTILINE)
 _STATISTICS = re.compile(r"stat::(\w+):\s+(\d+)")
@@ -40,8 +41,6 @@ _STATISTICS = re.compile(r"stat::(\w+):\s+(\d+)")
 
 def main() -> int:
     """Fuzzes the readers in turn, and prints a line for each."""
-    import targets
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -84,34 +83,37 @@ def fuzz(reader: str, seconds: int, seed: int, output: pathlib.Path) -> dict[str
     Returns:
       The row of the log.
     """
-    with tempfile.TemporaryDirectory(prefix="imagenet_fast_") as folder:
-        corpus = pathlib.Path(folder, "corpus")
-        corpus.mkdir()
-        kept = set(output.glob(f"{reader}-*"))
-        done = subprocess.run(
-            [
-                *(sys.executable, str(_FOLDER / "target.py"), reader, str(corpus)),
-                str(_MEGABYTES_ABOVE),
-                f"-max_total_time={seconds}",
-                f"-seed={seed}",
-                f"-timeout={_SECONDS_OF_AN_INPUT}",
-                "-print_final_stats=1",
-                "-max_len=65536",
-                f"-artifact_prefix={output}/{reader}-",
-            ],
-            capture_output=True,
-            text=True,
-            errors="replace",
-        )
-    first = _FIRST.search(done.stdout)
+    options = [
+        f"-max_total_time={seconds}",
+        f"-seed={seed}",
+        f"-timeout={_SECONDS_OF_AN_INPUT}",
+        "-print_final_stats=1",
+        "-max_len=65536",
+        f"-artifact_prefix={output}/{reader}-",
+    ]
+    kept = set(output.glob(f"{reader}-*"))
+    with (
+        tempfile.TemporaryDirectory(prefix="imagenet_fast_") as folder,
+        tempfile.TemporaryFile() as stdout,
+        tempfile.TemporaryFile() as stderr,
+    ):
+        # To import and instrument the package takes seconds.
+        process = os.fork()
+        if not process:
+            os.dup2(stdout.fileno(), 1)
+            os.dup2(stderr.fileno(), 2)
+            target.fuzz(reader, pathlib.Path(folder), _MEGABYTES_ABOVE, options)
+        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        printed, errors = map(_content, (stdout, stderr))
+    first = _FIRST.search(printed)
     if first is None:
-        raise UserError(f"{reader} fails before any mutation: {done.stderr[-2000:]}")
-    statistics = {name: int(value) for name, value in _STATISTICS.findall(done.stderr)}
+        raise UserError(f"{reader} fails before any mutation: {errors[-2000:]}")
+    statistics = {name: int(value) for name, value in _STATISTICS.findall(errors)}
     findings = sorted(path.name for path in set(output.glob(f"{reader}-*")) - kept)
-    if done.returncode and not findings:
-        findings = [f"ended by status {done.returncode}"]
+    if status and not findings:
+        findings = [f"ended by status {status}"]
     if findings:
-        text = f"{done.stdout[-20000:]}\n{done.stderr[-20000:]}"
+        text = f"{printed[-20000:]}\n{errors[-20000:]}"
         (output / f"{reader}.txt").write_text(text, encoding="utf-8")
     return {
         "reader": reader,
@@ -126,8 +128,12 @@ def fuzz(reader: str, seconds: int, seed: int, output: pathlib.Path) -> dict[str
     }
 
 
+def _content(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
 if __name__ == "__main__":
-    sys.path.insert(0, str(_FOLDER))
     try:
         sys.exit(main())
     except UserError as error:

@@ -1,32 +1,56 @@
-"""One reader under atheris; started by ``python tools/fuzz``, with a folder for its first files.
-
-Before it fuzzes, it prints ``first_mb`` and the memory that its first files took, in MB.
-"""
+"""One reader under atheris, in a process of its own."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import pathlib
 import random
 import resource
 import struct
 import sys
-import tempfile
+import traceback
+from typing import NoReturn
 
 import atheris
 
-with atheris.instrument_imports(include=["imagenet_fast"]):
+# The instrumentation prints each module's name.
+with (
+    contextlib.redirect_stderr(io.StringIO()),
+    atheris.instrument_imports(include=["imagenet_fast"]),
+):
     import targets
 
 from imagenet_fast.base.errors import UserError
 
 
-def main() -> None:
-    """Writes the first files, reads them, and fuzzes."""
-    reader, corpus, megabytes_above, *options = sys.argv[1:]
+def fuzz(reader: str, empty: pathlib.Path, megabytes_above: int, options: list[str]) -> NoReturn:
+    """Writes the first files, reads them, fuzzes, and ends this process.
+
+    Before it fuzzes, it prints ``first_mb`` and the memory that its first files took, in MB.
+
+    Args:
+      reader: a key of ``TARGETS``.
+      empty: a folder, which gets files.
+      megabytes_above: limit of memory, above what the first files took.
+      options: of libFuzzer.
+    """
+    try:
+        _fuzz(reader, empty, megabytes_above, options)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _fuzz(reader: str, empty: pathlib.Path, megabytes_above: int, options: list[str]) -> None:
     make, read, mutate = targets.TARGETS[reader]
-    folder = pathlib.Path(
-        tempfile.mkdtemp(prefix="imagenet_fast_", dir=pathlib.Path(corpus).parent)
-    )
+    corpus, folder = empty / "corpus", empty / "read"
+    corpus.mkdir()
+    folder.mkdir()
 
     def one_input(data: bytes) -> None:
         try:
@@ -38,11 +62,11 @@ def main() -> None:
                 raise
 
     for number, content in enumerate(make(folder)):
-        pathlib.Path(corpus, str(number)).write_bytes(content)
+        (corpus / str(number)).write_bytes(content)
         one_input(content)
     first_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print("first_mb", first_mb, flush=True)
-    options.append(f"-rss_limit_mb={first_mb + int(megabytes_above)}")
+    limit = f"-rss_limit_mb={first_mb + megabytes_above}"
 
     def change(data: bytes, max_size: int, seed: int) -> bytes:
         numbers = random.Random(seed)
@@ -53,9 +77,6 @@ def main() -> None:
                 pass
         return atheris.Mutate(data, max_size)
 
-    atheris.Setup([sys.argv[0], *options, corpus], one_input, custom_mutator=change)
+    arguments = [sys.argv[0], *options, limit, str(corpus)]
+    atheris.Setup(arguments, one_input, custom_mutator=change)
     atheris.Fuzz()
-
-
-if __name__ == "__main__":
-    main()
