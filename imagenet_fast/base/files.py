@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import pathlib
+import stat
 import time
 import uuid
 from collections.abc import Iterable, Mapping
@@ -16,8 +17,9 @@ from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.outside import check_types, named_errors, parse_json, read_bounded
 from imagenet_fast.base.paths import Path, is_local, seconds_between_writes, to_path
 
-# Of a file of lines: more than a run writes.
-_MAX_LINES = 2**28
+# Bytes and lines of a file of lines: more than a run writes.
+_MOST_BYTES = 2**28
+_MOST_LINES = 2**21
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -49,15 +51,19 @@ def open_to_append(path: pathlib.Path) -> IO[bytes]:
     """Opens a local file to read and to append to, creating it unless it exists.
 
     Raises:
-      OSError: if it is a link, through which another file would be written.
+      OSError: if it is a link, through which another file would be written, or a pipe.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        return os.fdopen(os.open(path, flags, 0o666), "a+b")
+        opened = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             error.strerror = "is a link, through which nothing is written"
         raise
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return os.fdopen(opened, "a+b")
 
 
 def write_results(directory: str | os.PathLike[str], texts: Mapping[str, str]) -> list[str]:
@@ -173,9 +179,8 @@ class LineFile:
 
 def whole_lines(path: Path) -> list[str]:
     """Returns a file's complete lines, without an unfinished last one; none if it is missing."""
-    content = read_bounded(path, _MAX_LINES) if path.exists() else b""
-    text = content.decode(errors="replace")
-    return text[: text.rfind("\n") + 1].splitlines()
+    *lines, _ = _split_lines(path)
+    return [line.decode(errors="replace").rstrip("\r") for line in lines]
 
 
 def read_objects(path: Path, types: Mapping[str, Any], others: Any = Any) -> list[dict[str, Any]]:
@@ -189,7 +194,7 @@ def read_objects(path: Path, types: Mapping[str, Any], others: Any = Any) -> lis
       types: required keys and the types of their values.
       others: the type of all other values.
     """
-    *lines, end = read_bounded(path, _MAX_LINES).split(b"\n") if path.exists() else [b""]
+    *lines, end = _split_lines(path)
     objects, bad = [], 0
     for number, line in enumerate([*lines, end]):
         try:
@@ -202,3 +207,11 @@ def read_objects(path: Path, types: Mapping[str, Any], others: Any = Any) -> lis
         lines_are = "1 line is" if bad == 1 else f"{bad} lines are"
         warn_once(f"WARNING: {path}: {lines_are} damaged and skipped; {len(objects)} can be read")
     return objects
+
+
+def _split_lines(path: Path) -> list[bytes]:
+    """Returns a file's lines; the last one is empty or unfinished. None is as an empty file."""
+    content = read_bounded(path, _MOST_BYTES) if path.exists() else b""
+    if content.count(b"\n") > _MOST_LINES:
+        raise OSError(errno.EFBIG, f"has more than {_MOST_LINES:,} lines", str(path))
+    return content.split(b"\n")

@@ -11,4 +11,4 @@ from tqdm import tqdm
 @functools.cache
 def warn_once(message: str) -> None:
     """Prints a line to standard error, above any progress bar, unless it was printed before."""
-    tqdm.write(message.replace("\r", "\\r"), file=sys.stderr)
+    tqdm.write(message, file=sys.stderr)

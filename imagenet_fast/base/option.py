@@ -104,6 +104,9 @@ OTHER_NAMES = {
     "weights": "initial_weights",
     "workers": "data_threads",
 }
+# Of a side of the network's images: more would not fit into any accelerator's memory.
+MOST_PIXELS = 8192
+_MOST_VALUES = 1000  # of a list
 _Self = TypeVar("_Self", bound="Options")
 
 
@@ -155,6 +158,7 @@ ALL_POSITIVE = Check(lambda value: all(entry > 0 for entry in value), "be positi
 LASTS = Check(lambda value: value.amount > 0, "be positive")
 NOT_NEGATIVE = Check(lambda value: value >= 0, "not be negative")
 BELOW_ONE = Check(lambda value: 0 <= value < 1, "be in [0, 1)")
+IMAGE_SIDE = Check(lambda value: 0 < value <= MOST_PIXELS, f"be in [1, {MOST_PIXELS}]")
 FRACTION = Check(lambda value: 0 < value <= 1, "be in (0, 1]")
 PROBABILITY = Check(lambda value: 0 <= value <= 1, "be in [0, 1]")
 IN_ORDER = Check(_ordered, "be in one unit and in order")
@@ -287,9 +291,11 @@ class Options:
         if typing.get_origin(kind) is not tuple:
             return _convert(name, kind, value)
         if isinstance(value, str):
-            return parse(name, kind, value)
+            value = parse(name, kind, value)
         if not isinstance(value, (list, tuple)):
             raise UserError(f"{name} is {value!r}, but must be a list")
+        if len(value) > _MOST_VALUES:
+            raise UserError(f"{name} has {len(value):,} values, but may have {_MOST_VALUES:,}")
         item = typing.get_args(kind)[0]
         return tuple(_convert(name, item, entry) for entry in value)
 

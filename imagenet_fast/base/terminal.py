@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any, TextIO
 
-# Control characters but tab, line feed and carriage return, which progress bars need; marks that
-# override the direction of text; separators of lines.
-_CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+# Control characters but tab and line feed; a carriage return between other characters, where no
+# progress bar has one; marks that override the direction of text; separators of lines.
+_CONTROL = re.compile(
+    "[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]|(?<!^)\r(?!\n|\\Z)"
+)
 
 
 def printable(text: str) -> str:

@@ -24,6 +24,7 @@ COMMANDS = {
     "stage-server": "provide devices to pipelines of other processes",
     "benchmark": "time parts of the package against alternatives",
 }
+_LONGEST_REASON = 4000  # characters
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -74,8 +75,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def _failed(name: str, reason: str) -> int:
     """Prints an error and returns the exit status."""
-    # In names, a carriage return would let the line be overwritten.
-    print(f"imagenet-fast {name}: error: {reason}".replace("\r", "\\r"), file=sys.stderr)
+    # It may quote a file of others.
+    more = " ..." if len(reason) > _LONGEST_REASON else ""
+    print(f"imagenet-fast {name}: error: {reason[:_LONGEST_REASON]}{more}", file=sys.stderr)
     return 2
 
 

@@ -12,7 +12,9 @@ from imagenet_fast.base.option import (
     ALL_POSITIVE,
     BELOW_ONE,
     FRACTION,
+    IMAGE_SIDE,
     IN_ORDER,
+    MOST_PIXELS,
     NOT_NEGATIVE,
     POSITIVE,
     PROBABILITY,
@@ -54,14 +56,14 @@ class DataOptions(SharedOptions):
         224,
         "height and width of the network's input images, in pixels",
         group="data",
-        check=POSITIVE,
+        check=IMAGE_SIDE,
     )
     eval_image_size: int = option(
         0,
         "height and width of images in evaluation, exported models and predictions, in pixels; "
         "higher than image_size in some recipes (Touvron et al. 2019); 0: image_size",
         group="data",
-        check=NOT_NEGATIVE,
+        check=Check(lambda value: 0 <= value <= MOST_PIXELS, f"be in [1, {MOST_PIXELS}], or 0"),
         free=True,
     )
     train_sizes: tuple[int, ...] = option(
@@ -382,7 +384,7 @@ class DataOptions(SharedOptions):
         0,
         "threads that read and decode in each process; 0: one per core",
         group="data",
-        check=NOT_NEGATIVE,
+        check=Check(lambda value: 0 <= value <= 1024, "be in [0, 1024]"),
         free=True,
     )
     input_servers: tuple[str, ...] = option(

@@ -177,7 +177,7 @@ def _batches(
                 info, config, context, size, size * replicas, first_step, here
             )
         else:
-            size = _evaluation_batch_size(config, strategy)
+            size = _evaluation_batch_size(config, strategy, info.splits[split].examples)
             dataset = _evaluation_batches(info, config, context, size, split, here)
             dataset = dataset.take(steps * replicas)
         sharding = tf.data.Options()
@@ -218,17 +218,17 @@ def make_images_on_device(options: InputOptions, split: str) -> ImagesOnDevice:
     """
     keep_freed_memory()
     info, strategy = read_info(options), make_strategy(options)
-    if split == "validation":
-        options = options.for_evaluation()
-    kind, batch_size = {
-        "train": (TrainingImages, per_replica_batch_size),
-        "validation": (ValidationImages, _evaluation_batch_size),
-    }[split]
+    kind: type[ImagesOnDevice] = TrainingImages
+    if split == "train":
+        batch_size = per_replica_batch_size(options, strategy)
+    else:
+        kind, options = ValidationImages, options.for_evaluation()
+        batch_size = _evaluation_batch_size(options, strategy, info.splits[split].examples)
     return kind(
         info,
         split,
         with_resize_kernel(options),
-        batch_size=batch_size(options, strategy),
+        batch_size=batch_size,
         strategy=strategy,
         threads=thread_count(options),
         # All hosts read the same images.
@@ -278,15 +278,25 @@ def evaluation_steps(
     split: str = "validation",
 ) -> int:
     """Returns the number of steps in which all workers evaluate all their images of a split."""
-    pipelines = _input_pipelines(strategy)
-    most = -(-info.splits[split].examples // pipelines)
-    replicas = strategy.num_replicas_in_sync // pipelines
-    return -(-most // (_evaluation_batch_size(options, strategy) * replicas))
+    examples = info.splits[split].examples
+    size = _evaluation_batch_size(options, strategy, examples)
+    return -(-_most_images(strategy, examples) // size)
 
 
-def _evaluation_batch_size(options: DataOptions, strategy: tf.distribute.Strategy) -> int:
+def _evaluation_batch_size(
+    options: DataOptions, strategy: tf.distribute.Strategy, examples: int
+) -> int:
+    """Returns the images of a replica's batch: no more than there are."""
     size = options.eval_batch_size or options.batch_size // options.accumulation_steps
-    return -(-size // strategy.num_replicas_in_sync)
+    size = -(-size // strategy.num_replicas_in_sync)
+    return min(size, _most_images(strategy, examples))
+
+
+def _most_images(strategy: tf.distribute.Strategy, examples: int) -> int:
+    """Returns the largest number of a split's images that a replica gets."""
+    pipelines = _input_pipelines(strategy)
+    replicas = strategy.num_replicas_in_sync // pipelines
+    return -(-examples // (pipelines * replicas))
 
 
 def _input_pipelines(strategy: tf.distribute.Strategy) -> int:

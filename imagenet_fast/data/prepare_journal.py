@@ -174,7 +174,8 @@ def check_same_job(existing: dict[str, Any], job: dict[str, Any], directory: Pat
       UserError: if they differ; the message names the differences.
     """
     # Older versions, without these options, did not record them.
-    existing = {"encoding": "jpeg", "exif": "ignore", **existing}
+    earlier = {"encoding": "jpeg", "exif": "ignore", "pad_to": job.get("pad_to")}
+    existing = {**earlier, **existing}
     differences = [
         f"{key} {existing.get(key)!r} there, {value!r} requested"
         for key, value in job.items()

@@ -1,4 +1,4 @@
-"""Checks what a checkpoint's index claims, before TensorFlow reads it.
+"""Checks what a checkpoint's index claims, and what a network needs, before memory is taken.
 
 TensorFlow takes the memory that an index asks for, and ends the process where it can't, or where it
 does not understand an entry. The index is a table of LevelDB_: blocks of sorted names and values,
@@ -9,16 +9,19 @@ each value a ``BundleEntryProto``, which says where in the data files a tensor i
 
 from __future__ import annotations
 
+import contextlib
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 from tensorflow.core.framework import types_pb2
 from tensorflow.core.protobuf import tensor_bundle_pb2
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.outside import read_bounded
 from imagenet_fast.base.paths import Path, to_path
 
@@ -31,6 +34,44 @@ _LENGTH_BYTES, _CHECKSUM_BYTES = 10, 4
 _MOST_DIMENSIONS = 32
 # Of a dimension, also where another is 0.
 _LONGEST = 2**40
+# Variables may be made several times, for example to balance a pipeline, and not all are saved.
+_COPIES, _ALWAYS = 4, 2**24
+
+
+@contextlib.contextmanager
+def no_larger_than(checkpoint: str, replicas: int = 1) -> Iterator[None]:
+    """Limits the variables made in the context by the size of the checkpoint to be restored.
+
+    What asks for more is not its network: a configuration of others could ask for any memory.
+
+    Args:
+      checkpoint: its path, without ``.index``.
+      replicas: for each of which variables are made.
+
+    Raises:
+      UserError: in the context, before memory is taken for such a variable; or at once, if the
+        checkpoint's files cannot be read.
+    """
+    try:
+        files = to_path(checkpoint).parent.glob(f"{to_path(checkpoint).name}.*")
+        size = sum(file.stat().st_size for file in files)
+    except OSError as error:
+        raise UserError(f"checkpoint {checkpoint} cannot be read: {error.strerror}") from None
+    limit, made = replicas * (_COPIES * size + _ALWAYS), 0
+
+    def creator(make: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+        nonlocal made
+        elements = tf.TensorShape(options.get("shape") or ()).num_elements() or 1
+        made += elements * tf.as_dtype(options.get("dtype") or tf.float32).size
+        if made > limit:
+            raise UserError(
+                f"the network of the run's configuration is larger than checkpoint {checkpoint}: "
+                "one of them is another run's"
+            )
+        return make(**options)
+
+    with tf.variable_creator_scope(creator):
+        yield
 
 
 def claimed_too_large(prefix: str) -> str | None:

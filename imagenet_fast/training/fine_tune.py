@@ -20,8 +20,9 @@ from imagenet_fast.models import network_of
 from imagenet_fast.models.keras_applications import load_keras_applications_weights
 from imagenet_fast.models.options import is_custom
 from imagenet_fast.training.checkpoint import restore_weights
+from imagenet_fast.training.checkpoint_sizes import no_larger_than
 from imagenet_fast.training.classifier import Classifier
-from imagenet_fast.training.model_dir import read_labels
+from imagenet_fast.training.model_dir import checkpoint_of, read_labels
 from imagenet_fast.training.run_config import CONFIG_FILE, stored_config
 from imagenet_fast.training.saved_model import read_saved_model
 
@@ -133,7 +134,8 @@ def _read_run(
     run: Config, rebuild: Callable[[Config, Sequence[str]], Classifier]
 ) -> tuple[Weights, tuple[str, ...]]:
     """Returns the (moving-average) weights of a run's last checkpoint, and its classes."""
-    model = rebuild(run.on_one_device(), read_labels(run.model_dir))
+    with no_larger_than(checkpoint_of(run.model_dir)):
+        model = rebuild(run.on_one_device(), read_labels(run.model_dir))
     restore_weights(model, run.model_dir)
     with model.averaged_weights():
         return _by_layer(network_of(model).variables), model.labels

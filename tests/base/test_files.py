@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import pathlib
 
 import pytest
@@ -167,6 +168,25 @@ def test_links_are_not_followed(tmp_path):
             open_to_append(tmp_path / name)
     assert (tmp_path / "precious").read_text() == "precious"
     assert not (tmp_path / "new").exists()
+
+
+def test_a_file_of_too_many_lines(tmp_path, monkeypatch):
+    """256 MiB of line feeds would take 5 GB."""
+    monkeypatch.setattr(files, "_MOST_LINES", 3)
+    path = tmp_path / "objects"
+    path.write_text("{}\n" * 3)
+    assert read_objects(path, {}) == [{}] * 3
+    path.write_text("{}\n" * 4)
+    for read in (whole_lines, lambda path: read_objects(path, {})):
+        with pytest.raises(OSError, match="has more than 3 lines") as found:
+            read(path)
+        assert found.value.filename == str(path)
+
+
+def test_pipes_are_not_appended_to(tmp_path):
+    os.mkfifo(tmp_path / "file")
+    with pytest.raises(OSError, match="is no regular file"):
+        open_to_append(tmp_path / "file")
 
 
 def test_a_file_to_append_to(tmp_path):

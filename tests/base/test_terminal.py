@@ -12,13 +12,19 @@ HOSTILE = "a\x1b[2J\x9b31m\u202eb\x07\x00\x7f"
 SHOWN = r"a\x1b[2J\x9b31m\u202eb\x07\x00\x7f"
 
 
-@pytest.mark.parametrize("text", ["plain", "caf\u00e9 \u732b \U0001f98a", "a\tb\r\n"])
+@pytest.mark.parametrize(
+    "text", ["plain", "caf\u00e9 \u732b \U0001f98a", "a\tb\r\n", "\r 5%", "\r  \r"]
+)
 def test_text_stays(text):
     assert printable(text) == text
 
 
 def test_controls_are_escaped():
     assert printable(HOSTILE) == SHOWN
+
+
+def test_a_line_is_not_overwritten():
+    assert printable("\rname: ok\rdone\r\r\n") == "\rname: ok\\rdone\\r\r\n"
 
 
 def test_a_stream(tmp_path):

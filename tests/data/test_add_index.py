@@ -1,6 +1,7 @@
 """Indexes for the JPEGs of existing shards: unusual records, interruptions and other processes."""
 
 import fcntl
+import os
 import shutil
 
 import pytest
@@ -87,6 +88,17 @@ def test_a_missing_shard_is_named(shards):
     (shards / "train-00001-of-00002").unlink()
     with pytest.raises(UserError, match="train-00001-of-00002: is missing; see"):
         add_index(shards, progress=False)
+
+
+def test_pipes_are_refused(shards):
+    """They would block for ever."""
+    for name in (".add_index.lock", "train-00000-of-00002"):
+        path = shards / name
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+        with pytest.raises(UserError, match="no regular file"):
+            add_index(shards, progress=False)
+        path.unlink()
 
 
 def test_data_are_whole_between_the_manifest_and_a_shard(source, shards, monkeypatch):

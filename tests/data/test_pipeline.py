@@ -469,7 +469,8 @@ def test_evaluation_sees_each_image_once(
     seen = []
     for dataset in host_datasets(config, "validation", hosts=hosts, replicas=replicas):
         images, labels, weights = read_all(dataset)
-        assert labels.shape == (steps * replicas, -(-batch_size // (hosts * replicas)))
+        size = min(-(-batch_size // (hosts * replicas)), -(-53 // (hosts * replicas)))
+        assert labels.shape == (steps * replicas, size)
         real = labels >= 0
         np.testing.assert_array_equal(weights, real)
         np.testing.assert_array_equal(images[real], evaluated[labels[real]])

@@ -883,6 +883,7 @@ def test_the_bar_shows_all_images_and_their_rate(source, tmp_path, capsys):
     [
         ({"shard": {"file": "../../precious", "examples": 1, "bytes": 8, "sha256": ""}}, None),
         ({"class_counts": [1]}, None),
+        ({"class_counts": [2**53, 0, 0]}, None),
         ({"metadata": "AAAA"}, None),
         ({"shard": "precious"}, "is damaged .*shard"),
         ({"class_counts": [-1, 1]}, "is damaged .*class_counts"),

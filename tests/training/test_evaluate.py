@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from small_network import small_network
 
-from imagenet_fast import Config, UserError, build_model, commands, evaluate, make_dataset
+from imagenet_fast import Config, UserError, build_model, commands, evaluate, export, make_dataset
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.prepare import prepare
 from imagenet_fast.data.sources import open_source
@@ -72,6 +72,25 @@ def test_result(config, saved, expected):
     assert result["checkpoint"] == f"{config.model_dir}/checkpoints/ckpt-7"
     # More than guessing the same for all.
     assert result["loss"] != pytest.approx(np.log(10), abs=0.01)
+
+
+def test_a_batch_of_more_images_than_there_are(config, saved, expected):
+    """TensorFlow would end the process where there is no memory for it."""
+    result = evaluate(config.replace(eval_batch_size=2**40))
+    assert {name: result[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"width": 10**6}, {"model": "amoebanet_d", "normal_cells": 600, "image_size": 32}]
+)
+def test_a_network_that_is_larger_than_the_checkpoint(config, saved, tmp_path, changes):
+    """A configuration of others may ask for any memory."""
+    shutil.copytree(config.model_dir, tmp_path / "run")
+    large = config.replace(model_dir=str(tmp_path / "run"), model="resnet9").replace(**changes)
+    (tmp_path / "run" / "config.json").write_text(large.to_json())
+    for command in (evaluate, lambda config: export(config, tmp_path / "export")):
+        with pytest.raises(UserError, match=r"is larger than checkpoint .*/run/checkpoints/ckpt-7"):
+            command(large)
 
 
 # In the default run, the test above has a batch that does not divide the images.

@@ -17,6 +17,7 @@ from imagenet_fast.training.model_dir import (
     check_network,
     checkpoint_of,
     claim_model_dir,
+    latest_checkpoint,
     read_labels,
 )
 from imagenet_fast.training.run_config import read_config
@@ -277,11 +278,19 @@ def test_links_to_nothing_and_pipes_are_refused(config, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_list_of_checkpoints_that_is_a_folder(config):
+    folder = pathlib.Path(config.model_dir, "checkpoints")
+    (folder / "checkpoint").mkdir(parents=True)
+    (folder / "ckpt-1.index").touch()
+    with pytest.raises(UserError, match="checkpoints/checkpoint cannot be read: Is a directory"):
+        latest_checkpoint(folder)
+
+
 def test_a_list_of_checkpoints_of_gigabytes(config, tmp_path):
     folder = pathlib.Path(config.model_dir, "checkpoints")
     folder.mkdir(parents=True)
     with (folder / "checkpoint").open("wb") as file:
         file.truncate(2**40)
     (folder / "ckpt-3.index").touch()
-    with pytest.raises(OSError, match="may have 1,048,576"):
+    with pytest.raises(UserError, match="may have 1,048,576"):
         model_dir.checkpoint_steps(folder)

@@ -157,6 +157,11 @@ def test_commands_do_not_import_what_a_run_names(tmp_path, command):
         (b'{"data_dir": "a\\u0000b"}', "must be text without control characters"),
         (b'{"batch_size": {"a": []}}', "must be a whole number"),
         (b'{"size_ramp": "' + b"1," * 10 + b'x"}', "must be"),
+        (b'{"image_size": 60000}', "image_size is 60000, but must be in .1, 8192."),
+        (b'{"data_threads": 100000}', "data_threads is 100000, but must be in .0, 1024."),
+        (b'{"model": "amoebanet_d", "normal_cells": 99999}', "must be a multiple of 3 in .3, 600."),
+        (json.dumps({"decay_at": ["1 step"] * 2000}).encode(), "decay_at has 2,000 values"),
+        (json.dumps({"decay_at": "1 step," * 2000}).encode(), "decay_at has 2,000 values"),
         (json.dumps({"model": "__import__('os').system('true')"}).encode(), "does not exist"),
     ],
 )

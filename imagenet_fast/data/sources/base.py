@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from imagenet_fast.base.errors import UserError
+
 # Labels above this are assumed not to be class indices, and lists above it not of classes.
 MAX_CLASSES = 1_000_000
 
@@ -49,11 +51,15 @@ class Source(abc.ABC):
     Attributes:
       kind: The name of this kind of source in ``open_source``.
       name: The data set's name.
-      labels: Class names, in the order of the labels.
+      labels: Class names, in the order of the labels, without spaces around them. Each is one
+        line of text, and no two are equal if there are no synsets.
       synsets: The classes' WordNet ids, or None.
       splits: Number of images of each split.
       warnings: Problems that do not prevent preparation.
+      pad_to: Height and width to which the source has padded its images with zeros; 0: none.
     """
+
+    pad_to = 0
 
     def __init__(
         self,
@@ -65,10 +71,14 @@ class Source(abc.ABC):
         synsets: Iterable[str] | None = None,
         warnings: Iterable[str] = (),
     ) -> None:
-        """The arguments are the attributes; ``fingerprint`` changes if the images may have."""
+        """The arguments are the attributes; ``fingerprint`` changes if the images may have.
+
+        Raises:
+          UserError: a class name cannot be used.
+        """
         self.kind = kind
         self.name = name
-        self.labels = tuple(labels)
+        self.labels = _class_names(name, labels, distinct=synsets is None)
         self.synsets = None if synsets is None else tuple(synsets)
         self.splits = dict(splits)
         self.warnings = tuple(warnings)
@@ -100,6 +110,23 @@ class Source(abc.ABC):
         Raises:
           OSError: It cannot be read.
         """
+
+
+def _class_names(place: str, names: Iterable[str], distinct: bool) -> tuple[str, ...]:
+    """Returns names of classes as :class:`Source` has them."""
+    numbers: dict[str, int] = {}
+    stripped = tuple(name.strip() for name in names)
+    for number, name in enumerate(stripped):
+        if "\0" in name or name.splitlines() != [name] or name != printable(name):
+            reason = "which is not one line of text in UTF-8" if name else "which is empty"
+            raise UserError(f"{place}: class {number} is named {name!r}, {reason}: rename it")
+        first = numbers.setdefault(name, number)
+        if first != number and distinct:
+            raise UserError(
+                f"{place}: classes {first} and {number} have the same name, {name!r}, without the "
+                "spaces around it: rename one of them, or make them one class"
+            )
+    return stripped
 
 
 def printable(name: str) -> str:

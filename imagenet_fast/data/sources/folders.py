@@ -153,13 +153,6 @@ def _class_names(folder: Path) -> tuple[str, ...]:
     names = _names(folder)
     if not names:
         raise UserError(f"{folder}: has no class folders")
-    for name in names:
-        if name != printable(name):
-            raise UserError(f"{folder / name}: class names must be UTF-8; rename the folder")
-        if name.splitlines() != [name]:
-            raise UserError(
-                f"{str(folder / name)!r}: class names must be one line; rename the folder"
-            )
     return tuple(names)
 
 

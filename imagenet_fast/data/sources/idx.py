@@ -87,7 +87,9 @@ def open_idx(path: Path | None = None, name: str | None = None, pad_to: int = 0)
             split: (pad_images(images, pad_to), numbers)
             for split, (images, numbers) in arrays.items()
         }
-    return ArraySource("idx", name, _LABELS[name], arrays)
+    source = ArraySource("idx", name, _LABELS[name], arrays)
+    source.pad_to = pad_to
+    return source
 
 
 def _read(directory: Path, stem: str, rank: int) -> np.ndarray:

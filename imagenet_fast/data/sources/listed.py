@@ -140,8 +140,6 @@ def _read(
             )
         image, label, split = (None if column is None else values.get(column) for column in columns)
         file, text = _text(path, number, columns[0], image), _text(path, number, columns[1], label)
-        if not _is_unicode(text):  # JSON can hold half a character
-            raise UserError(f"{path}, line {number}: {columns[1]} is {text!r}, which is not text")
         rows.append(_Row(number, file, text, _split(path, number, columns[2], split)))
     if not rows:
         raise UserError(f"{path}: lists no image")
@@ -230,17 +228,9 @@ def _text(path: Path, number: int, column: str, value: Any) -> str:
     text = str(value).strip()
     if not text or text.splitlines() != [text]:
         raise UserError(
-            f"{path}, line {number}: {column} is {text!r}, but must be one line of text"
+            f"{path}, line {number}: {column} is {text[:_SHOWN]!r}, but must be one line of text"
         )
     return text
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _split(path: Path, number: int, column: str | None, value: Any) -> str:

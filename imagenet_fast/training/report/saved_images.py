@@ -18,6 +18,9 @@ from imagenet_fast.training.tensorboard import TensorBoard
 INPUTS_FILE = "input_images.npz"
 ERROR_ANALYSIS_FILE = "examination.npz"
 
+# More than a run saves; pages and figures show each.
+_MOST_IMAGES = 100
+
 _Saved = TypeVar("_Saved", InputImages, ErrorAnalysis)
 
 
@@ -109,6 +112,8 @@ def _load(path: Path, kind: type[_Saved], classes: int) -> _Saved | None:
         arrays = read_arrays(path)
         images = arrays["images"]
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+            return None
+        if len(images) > _MOST_IMAGES:
             return None
         valid = all(_is_valid(name, array, len(images), classes) for name, array in arrays.items())
         return kind(**{name: _plain(array) for name, array in arrays.items()}) if valid else None

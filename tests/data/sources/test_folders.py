@@ -388,13 +388,14 @@ def test_file_names_that_are_not_utf_8(tmp_path):
 
 def test_class_name_that_is_not_utf_8(tmp_path):
     (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
-    with pytest.raises(UserError, match="class names must be UTF-8; rename the folder"):
+    (tmp_path / os.fsdecode(b"caf\xe9/1.jpg")).write_bytes(b"an image")
+    with pytest.raises(UserError, match="which is not one line of text in UTF-8: rename it"):
         open_source("folders", tmp_path)
 
 
 def test_class_name_of_several_lines(tmp_path):
-    (tmp_path / "two\u2028lines").mkdir()
-    with pytest.raises(UserError, match="class names must be one line; rename the folder"):
+    write(tmp_path, "two\u2028lines/1.jpg")
+    with pytest.raises(UserError, match="which is not one line of text in UTF-8: rename it"):
         open_source("folders", tmp_path)
 
 

@@ -176,7 +176,7 @@ def test_bad_lists(make, text, message):
         ),
         (
             r'{"image": "a.jpg", "label": "\ud83d"}',
-            r"line 1: label is '\\ud83d', which is not text",
+            r"class 0 is named '\\ud83d', which is not one line of text",
         ),
         ("[" * 100_000, "line 1: is not JSON"),
     ],

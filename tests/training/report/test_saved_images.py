@@ -136,6 +136,16 @@ def test_a_kill_while_showing_saves_nothing(tmp_path, analysis, board, monkeypat
     assert load_error_analysis(str(tmp_path), 3) is None
 
 
+def test_more_images_than_a_run_saves(tmp_path, inputs):
+    """A page of two million images of one pixel never ends."""
+    many = {name: np.repeat(array[:1], 101, 0) for name, array in vars(inputs).items()}
+    save_inputs(str(tmp_path), type(inputs)(**many), LABELS, 3, None)
+    assert load_inputs(str(tmp_path), 3) is None
+    fewer = {name: array[:100] for name, array in many.items()}
+    save_inputs(str(tmp_path), type(inputs)(**fewer), LABELS, 3, None)
+    assert len(load_inputs(str(tmp_path), 3).images) == 100
+
+
 @pytest.mark.parametrize("damage", [lambda data: data[:300], lambda data: b"", lambda data: b"PK"])
 def test_damaged_files_are_ignored(tmp_path, inputs, damage):
     """It can be made again."""
