@@ -95,7 +95,7 @@ def evaluation_image(encoded: tf.Tensor, options: DataOptions) -> tf.Tensor:
     image = tf.cond(
         is_jpeg(encoded),
         lambda: _decode_jpeg(encoded, box, options),
-        lambda: _decode_png_on_white(encoded, box),
+        lambda: decode_png_on_white(encoded, box),
     )
     return resize(image, options.replace(resize_kernel="tensorflow"))
 
@@ -115,7 +115,8 @@ def _decode_png(encoded: tf.Tensor, box: tf.Tensor, channels: int) -> tf.Tensor:
     return tf.slice(image, [box[0], box[1], 0], [box[2], box[3], channels])
 
 
-def _decode_png_on_white(encoded: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
+def decode_png_on_white(encoded: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
+    """Returns uint8 [height, width, 3] of ``box``, int32 [4]; transparent pixels are white."""
     pixels = _decode_png(encoded, box, channels=4)
     # To opaque pixels of 1, 2 or 4 bits TensorFlow adds an alpha of that depth's largest value.
     bits = tf.io.decode_raw(tf.strings.substr(encoded, 24, 1), tf.uint8)[0]

@@ -6,6 +6,8 @@ take memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from imagenet_fast.data.images import JPEG_SIGNATURE, PNG_SIGNATURE
@@ -15,6 +17,9 @@ NO_IMAGE = "not a whole JPEG or PNG image"
 
 # The first chunk of every PNG has 13 bytes, which start with the width and the height.
 _PNG_BEGIN = PNG_SIGNATURE + b"\x00\x00\x00\x0dIHDR"
+_PADDING = len(_PNG_BEGIN) + 8
+# Bytes of a JPEG's segment that tell what it is.
+_HEADER = 10
 # Version 100, no flags, no colour transform.
 _ADOBE_SEGMENT = b"\xff\xee\x00\x0eAdobe\x00\x64" + bytes(5)
 
@@ -39,6 +44,10 @@ _CODINGS = {
     **dict.fromkeys((5, 6, 7, 13, 14, 15), "hierarchical JPEG"),
 }
 _NOT_SOF = (0xC4, 0xC8, 0xCC)
+_EXIF = b"Exif\0\0"
+_ORIENTATION = 0x0112
+# Types of numbers in EXIF, and their sizes in bytes.
+_SHORT, _LONG = 3, 4
 # Segments of a JPEG to search for the SOF; a colour profile alone can take 255.
 _MAX_SEGMENTS = 300
 
@@ -83,6 +92,48 @@ def image_size(encoded: tf.Tensor, max_pixels: int) -> tf.Tensor:
     return check_header(encoded, max_pixels)[1]
 
 
+def orientation(jpeg: tf.Tensor) -> tf.Tensor:
+    """Returns the EXIF orientation of a JPEG, from 1 to 8; 1 (upright) if there is none.
+
+    Args:
+      jpeg: Bytes of the file, a string scalar.
+
+    Returns:
+      An int32 scalar. XMP is not read.
+    """
+    padded = tf.strings.join([jpeg, bytes(_PADDING)])
+    place = _place_of_segment(padded, _is_exif)
+    segment = _bytes(padded, place, _HEADER)
+    size = tf.where(_is_exif(segment), 256 * segment[2] + segment[3] - 2 - len(_EXIF), 0)
+    tiff = tf.strings.substr(padded, place + 4 + len(_EXIF), size)
+    value = _orientation_in_tiff(tf.cast(tf.io.decode_raw(tiff, tf.uint8), tf.int64))
+    return tf.where((value >= 1) & (value <= 8), tf.cast(value, tf.int32), 1)
+
+
+def _orientation_in_tiff(data: tf.Tensor) -> tf.Tensor:
+    """Returns the last orientation in a TIFF header, whose bytes are int64 [size]; 1: none."""
+    end = tf.size(data, tf.int64)
+    begin = tf.concat([data, tf.zeros([4], tf.int64)], 0)
+    little = tf.reduce_all(begin[:4] == list(b"II*\0"))
+    valid = little | tf.reduce_all(begin[:4] == list(b"MM\0*"))
+
+    def number(place: tf.Tensor, size: int) -> tf.Tensor:
+        """Returns the unsigned number at each place; bytes behind the end are 0."""
+        places = tf.minimum(place[..., tf.newaxis] + tf.range(size, dtype=tf.int64), end)
+        weights = tf.constant([256**index for index in range(size)], tf.int64)
+        weights = tf.where(little, weights, weights[::-1])
+        return tf.reduce_sum(tf.gather(begin, places) * weights, -1)
+
+    directory = number(tf.constant(4, tf.int64), 4)
+    count = tf.where(valid, tf.minimum(number(directory, 2), end // 12), 0)
+    entries = directory + 2 + 12 * tf.range(count)
+    kinds = number(entries + 2, 2)
+    values = tf.where(kinds == _SHORT, number(entries + 8, 2), number(entries + 8, 4))
+    found = (number(entries, 2) == _ORIENTATION) & (number(entries + 4, 4) == 1)
+    found &= (kinds == _SHORT) | (kinds == _LONG)
+    return tf.concat([[1], tf.boolean_mask(values, found)], 0)[-1]
+
+
 def reason_of_failure(encoded: tf.Tensor, max_pixels: int) -> tf.Tensor:
     """Returns why a file cannot be decoded; raises no errors.
 
@@ -95,7 +146,7 @@ def reason_of_failure(encoded: tf.Tensor, max_pixels: int) -> tf.Tensor:
       JPEG, or ``NO_IMAGE``.
     """
     # Padded, so no read is beyond the end.
-    padded = tf.strings.join([encoded, bytes(len(_PNG_BEGIN) + 8)])
+    padded = tf.strings.join([encoded, bytes(_PADDING)])
 
     def png() -> tf.Tensor:
         return _reason_of_size(_png_size(padded), max_pixels)
@@ -140,7 +191,7 @@ def _reason_of_size(size: tf.Tensor, max_pixels: int) -> tf.Tensor:
 
 
 def _reason_of_jpeg(padded: tf.Tensor, max_pixels: int) -> tf.Tensor:
-    sof = _bytes(padded, _sof_place(padded), 10)
+    sof = _bytes(padded, _place_of_segment(padded, _is_sof), _HEADER)
     height, width = 256 * sof[5] + sof[6], 256 * sof[7] + sof[8]
     precision, components = sof[4], sof[9]
     codings = tf.constant([_unsupported(_CODINGS[n]) if n in _CODINGS else "" for n in range(16)])
@@ -154,14 +205,19 @@ def _reason_of_jpeg(padded: tf.Tensor, max_pixels: int) -> tf.Tensor:
     return tf.where(_is_sof(sof), reason, NO_IMAGE)
 
 
-def _sof_place(padded: tf.Tensor) -> tf.Tensor:
-    """Returns the offset of a JPEG's first SOF segment, or another offset if there is none."""
-    end = tf.strings.length(padded) - len(_PNG_BEGIN) - 8
+def _place_of_segment(padded: tf.Tensor, is_wanted: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """Returns the offset of a JPEG's first such segment, or another offset if there is none.
 
-    def is_before_sof(place: tf.Tensor) -> tf.Tensor:
-        segment = _bytes(padded, place, 2)
+    Args:
+      padded: Bytes of the file and ``_PADDING`` zeros.
+      is_wanted: Tells it by its first bytes, int32 [_HEADER].
+    """
+    end = tf.strings.length(padded) - _PADDING
+
+    def is_before(place: tf.Tensor) -> tf.Tensor:
+        segment = _bytes(padded, place, _HEADER)
         is_end = tf.reduce_any(segment[1] == [0xD9, 0xDA])
-        return (segment[0] == 0xFF) & ~_is_sof(segment) & ~is_end
+        return (segment[0] == 0xFF) & ~is_wanted(segment) & ~is_end
 
     def step(place: tf.Tensor) -> tuple[tf.Tensor]:
         segment = _bytes(padded, place, 4)
@@ -170,8 +226,12 @@ def _sof_place(padded: tf.Tensor) -> tf.Tensor:
         forward = tf.where(segment[1] == 0xFF, 1, 2 + length)
         return (tf.minimum(place + forward, end),)
 
-    (place,) = tf.while_loop(is_before_sof, step, (2,), maximum_iterations=_MAX_SEGMENTS)
+    (place,) = tf.while_loop(is_before, step, (2,), maximum_iterations=_MAX_SEGMENTS)
     return place
+
+
+def _is_exif(segment: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_all(segment[:2] == [0xFF, 0xE1]) & tf.reduce_all(segment[4:] == list(_EXIF))
 
 
 def _is_sof(segment: tf.Tensor) -> tf.Tensor:

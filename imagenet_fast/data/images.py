@@ -129,6 +129,7 @@ def normalize_encoding(
     max_pixels: int | None = None,
     size_limit: SizeLimit = NO_LIMIT,
     exif: str = "ignore",
+    pad_to: int = 0,
 ) -> EncodedImage:
     """Converts an image file to one that training can decode.
 
@@ -148,6 +149,8 @@ def normalize_encoding(
       exif: From ``EXIF``: ``ignore`` keeps the pixels as stored, as published ImageNet results do;
         ``apply`` turns them by the EXIF orientation and re-encodes them. A TIFF's own orientation
         is always applied.
+      pad_to: Images of at most this height and width are padded with zeros to both, and re-encoded;
+        an odd pixel is added at the bottom or right.
 
     Raises:
       TooManyPixelsError: It has more than ``max_pixels``.
@@ -162,12 +165,11 @@ def normalize_encoding(
                 f"{image.width} x {image.height} pixels, more than the limit of {max_pixels}"
             )
         size = size_limit.smaller(*image.size)
-        box = _draft(image, size) if size else None
+        box = _draft(image, size) if size and max(image.size) > pad_to else None
         image.load()
-        if box is None:
-            size = size_limit.smaller(
-                *image.size
-            )  # older versions of Pillow turn a TIFF only when it is loaded
+        padded = _padded(image.size, pad_to)
+        if box is None:  # older versions of Pillow turn a TIFF only when it is loaded
+            size = size_limit.smaller(*(padded or image.size))
     except Image.UnidentifiedImageError as error:  # its message contains a memory address
         raise _unidentified(data) from error
     except Image.DecompressionBombError as error:
@@ -180,7 +182,7 @@ def normalize_encoding(
     kind = str(image.format)
     if image.format in _JPEG:
         decodable = image.mode in ("L", "RGB")
-        if decodable and not size and turn is None:
+        if decodable and not size and not padded and turn is None:
             channels = len(image.getbands())
             return EncodedImage(data, image.height, image.width, channels, None, image)
         kind = "JPEG" if decodable else f"{image.mode} JPEG"
@@ -188,7 +190,16 @@ def normalize_encoding(
         image = to_grey_or_rgb(image)
     except Exception as error:
         raise BadImageError(f"cannot be converted to grayscale or RGB: {_reason(error)}") from error
+    if padded:
+        kind += ", padded"
+        left, top = ((pad_to - side) // 2 for side in image.size)
+        image = image.crop((-left, -top, pad_to - left, pad_to - top))
     return _encode(image, encoding, kind, size, box, turn)
+
+
+def _padded(size: tuple[int, int], pad_to: int) -> tuple[int, int] | None:
+    """Returns the size to pad an image to, or None if it is that large, or larger."""
+    return (pad_to, pad_to) if max(size) <= pad_to and min(size) < pad_to else None
 
 
 def _draft(image: Image.Image, size: tuple[int, int]) -> _Box | None:

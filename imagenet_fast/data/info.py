@@ -14,6 +14,7 @@ from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data.examples import LABEL, decode_example
 from imagenet_fast.data.options import DataOptions
+from imagenet_fast.data.preparation import Preparation
 from imagenet_fast.data.prepare_journal import JOURNAL
 from imagenet_fast.data.records import CorruptRecordError, index_shard, read_records
 
@@ -51,12 +52,14 @@ class DatasetInfo:
       labels: Class names.
       label_offset: Added to a stored label to get a class in [0, num_classes).
       splits: ``train`` and, if there are any, ``validation`` and ``test``.
+      preparation: What ``prepare`` did to the images; None: unknown, of another converter's shards.
     """
 
     name: str
     labels: tuple[str, ...]
     label_offset: int
     splits: dict[str, SplitInfo]
+    preparation: Preparation | None = None
 
     @property
     def num_classes(self) -> int:
@@ -118,7 +121,9 @@ def _from_manifest(directory: Path, options: DataOptions) -> DatasetInfo:
         )
     if "train" not in splits:
         raise UserError(f"{directory} has no training images")
-    return DatasetInfo(manifest.name, manifest.labels, manifest.label_offset, splits)
+    return DatasetInfo(
+        manifest.name, manifest.labels, manifest.label_offset, splits, manifest.preparation
+    )
 
 
 def _checksum(split: manifests.Split) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -29,6 +30,7 @@ from imagenet_fast.base.outside import Count, as_type, read_json
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.data import records
 from imagenet_fast.data.examples import LABEL, decode_example
+from imagenet_fast.data.preparation import Preparation
 
 FILE = "manifest.json"
 VERSION = 1
@@ -121,6 +123,11 @@ class Manifest:
     skipped: tuple[Skipped, ...] = ()
     unindexed: Count = 0
     warnings: tuple[str, ...] = ()
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """What was done to the images; None: unknown."""
+        return Preparation.of(self.source) if self.source else None
 
     @property
     def num_classes(self) -> int:
@@ -369,7 +376,13 @@ def _size_problems(shards: Iterable[Shard], directory: Path) -> dict[Shard, str]
 
 
 def sha256(path: Path) -> str:
-    """Returns the hex SHA-256 of a file."""
+    """Returns the hex SHA-256 of a file.
+
+    Raises:
+      OSError: if it cannot be read, or is no regular file: a pipe could block.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -378,6 +391,7 @@ def sha256(path: Path) -> str:
 
 
 def _check(manifest: Manifest) -> None:
+    _ = manifest.preparation
     for label in manifest.labels:
         if _NOT_IN_LINES.search(label):
             raise ValueError(f"the class {label!r} does not fit on a line of text")

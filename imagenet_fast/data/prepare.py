@@ -22,8 +22,9 @@ from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data import metadata, prepare_plan
 from imagenet_fast.data.baseline_jpegs import find_jpegtran
 from imagenet_fast.data.image_limit import ImageLimit
-from imagenet_fast.data.images import ENCODINGS, EXIF, SizeLimit
+from imagenet_fast.data.images import ENCODINGS, EXIF
 from imagenet_fast.data.manifest import Manifest, Split
+from imagenet_fast.data.preparation import Preparation
 from imagenet_fast.data.prepare_journal import (
     JOURNAL,
     Done,
@@ -113,7 +114,7 @@ def prepare(
         read or has a label out of range; or too many images cannot be decoded.
     """
     check_choices(encoding, exif)
-    size_limit = _size_limit(max_side, shorter_side)
+    preparation = _preparation(source, encoding, max_side, shorter_side, exif)
     bad_limit = ImageLimit.parse(str(max_bad_images), "max_bad_images")
     directory = target_directory(directory)
     assignment = prepare_plan.read_assignment(directory) if source.list_files() else None
@@ -124,9 +125,7 @@ def prepare(
         **source.describe(),
         "shards": shards,
         "seed": seed,
-        "encoding": encoding,
-        **size_limit._asdict(),
-        "exif": exif,
+        **preparation.job,
         "converter_version": _CONVERTER_VERSIONS[encoding],
     }
     existing = _existing_job(directory)
@@ -139,9 +138,7 @@ def prepare(
     writer = ShardWriter(
         source,
         directory,
-        encoding,
-        size_limit,
-        exif,
+        preparation,
         jpegtran,
         indexer,
         threads or cpu_cores(),
@@ -172,6 +169,7 @@ def _convert(
             for done in journal.done
             if done.shard.file in planned
             and len(done.class_counts) == len(source.labels)
+            and sum(done.class_counts) == done.shard.examples
             and not manifests.size_problem(done.shard, directory / done.shard.file)
         }
         tasks, keep_plan = _plan(source, assignment, written, journal, job, directory)
@@ -239,13 +237,24 @@ def check_choices(encoding: str, exif: str) -> None:
     require_choice("exif", exif, EXIF)
 
 
-def _size_limit(max_side: int | None, shorter_side: int | None) -> SizeLimit:
+def _preparation(
+    source: Source, encoding: str, max_side: int | None, shorter_side: int | None, exif: str
+) -> Preparation:
     if max_side is not None and shorter_side is not None:
         raise UserError("max_side and shorter_side: give one of both")
     for name, value in {"max_side": max_side, "shorter_side": shorter_side}.items():
         if value is not None and value < 1:
             raise UserError(f"{name} is {value}, but must be at least 1")
-    return SizeLimit(max_side, shorter_side)
+    values = {
+        "encoding": encoding,
+        "max_side": max_side,
+        "shorter_side": shorter_side,
+        "exif": exif,
+    }
+    try:
+        return Preparation.of({**values, "pad_to": source.pad_to})
+    except ValueError as error:
+        raise UserError(f"{source.name}: cannot be prepared: {error}") from None
 
 
 def target_directory(directory: str | os.PathLike[str]) -> Path:

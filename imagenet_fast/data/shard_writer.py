@@ -18,8 +18,9 @@ from imagenet_fast.data import metadata, records
 from imagenet_fast.data.baseline_jpegs import is_progressive, to_baseline
 from imagenet_fast.data.examples import encode_example
 from imagenet_fast.data.image_limit import ImageLimit
-from imagenet_fast.data.images import BadImageError, SizeLimit, encode_pixels, normalize_encoding
+from imagenet_fast.data.images import BadImageError
 from imagenet_fast.data.manifest import Shard, Skipped
+from imagenet_fast.data.preparation import Preparation
 from imagenet_fast.data.prepare_journal import Done, unwritable
 from imagenet_fast.data.prepare_plan import Task
 from imagenet_fast.data.sources import Item, Source
@@ -36,9 +37,7 @@ class ShardWriter:
         self,
         source: Source,
         directory: Path,
-        encoding: str,
-        size_limit: SizeLimit,
-        exif: str,
+        preparation: Preparation,
         jpegtran: str | None,
         indexer: Indexer | None,
         threads: int,
@@ -47,9 +46,7 @@ class ShardWriter:
     ) -> None:
         self._source = source
         self._directory = directory
-        self._encoding = encoding
-        self._size_limit = size_limit
-        self._exif = exif
+        self._preparation = preparation
         self._jpegtran = jpegtran
         self._indexer = indexer
         self._threads = threads
@@ -153,12 +150,7 @@ class ShardWriter:
         self, item: Item, converted: collections.Counter[str], rows: list[tuple]
     ) -> tuple[bytes, bool]:
         """Returns a record, and whether its JPEG lacks an index it should have."""
-        if isinstance(item.image, bytes):
-            image = normalize_encoding(
-                item.image, self._encoding, size_limit=self._size_limit, exif=self._exif
-            )
-        else:
-            image = encode_pixels(item.image, self._encoding, self._size_limit)
+        image = self._preparation.encoded(item.image)
         if self._jpegtran and is_progressive(image):
             image = to_baseline(image, self._jpegtran)
         if image.converted_from:

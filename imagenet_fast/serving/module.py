@@ -15,13 +15,21 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.data import decode, headers
 from imagenet_fast.data.options import DataOptions
+from imagenet_fast.data.preparation import Preparation
 from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import CustomModel
+from imagenet_fast.serving.as_in_shard import as_in_shard
 from imagenet_fast.training.build import build_classifier, with_model
 from imagenet_fast.training.checkpoint import restore_weights
+from imagenet_fast.training.checkpoint_sizes import no_larger_than
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.losses import class_probabilities
-from imagenet_fast.training.model_dir import check_network, read_labels
+from imagenet_fast.training.model_dir import (
+    check_network,
+    checkpoint_of,
+    read_labels,
+    read_preparation,
+)
 from imagenet_fast.training.views import mean_over_views
 
 Tensors = dict[str, tf.Tensor]
@@ -59,16 +67,18 @@ def serving_module(
     labels = read_labels(config.model_dir) if isinstance(source, Config) else source.labels
     config = config.on_one_device()
     custom = model if isinstance(source, Config) else source.custom()
-    classifier = build_classifier(config, labels, custom)
     averaged: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if isinstance(source, Config):
+        with no_larger_than(checkpoint_of(config.model_dir, checkpoint)):
+            classifier = build_classifier(config, labels, custom)
         restore_weights(classifier, config.model_dir, checkpoint)
         averaged = classifier.averaged_weights()
     else:
+        classifier = build_classifier(config, labels, custom)
         with source.evaluated_weights():
             classifier.set_weights(source.get_weights())
     with averaged:
-        yield ServingModule(classifier, config, min(top_k, len(labels)))
+        yield ServingModule(classifier, config, read_preparation(config), min(top_k, len(labels)))
 
 
 class ServingModule(tf.Module):
@@ -76,7 +86,8 @@ class ServingModule(tf.Module):
 
     Args:
       model: gives the network, the weights, the labels and the test-time augmentation.
-      options: say how images are prepared.
+      options: say how evaluation decodes, crops and resizes images.
+      preparation: what ``prepare`` did to the images of training; None: unknown.
       top_k: predicted classes per encoded image, at most all.
 
     Attributes:
@@ -87,8 +98,15 @@ class ServingModule(tf.Module):
       has_features: whether the network ends with a dense layer, whose inputs are the features.
     """
 
-    def __init__(self, model: Classifier, options: DataOptions, top_k: int) -> None:
+    def __init__(
+        self,
+        model: Classifier,
+        options: DataOptions,
+        preparation: Preparation | None,
+        top_k: int,
+    ) -> None:
         super().__init__()
+        self._preparation = preparation
         network = network_of(model)
         head = models.head(network)
         self.has_features = head is not None
@@ -114,6 +132,11 @@ class ServingModule(tf.Module):
     def labels(self) -> tf.Tensor:
         """Returns the name of each class, string [classes]; for users of the loaded SavedModel."""
         return self._labels
+
+    @tf.function(input_signature=[], autograph=False)
+    def preparation(self) -> tf.Tensor:
+        """Returns what ``prepare`` did to the images of training, JSON; ``{}``: unknown."""
+        return tf.constant(json.dumps(self._preparation.job if self._preparation else {}))
 
     @tf.function(input_signature=_IMAGES, autograph=False)
     def classify(self, images: tf.Tensor) -> Tensors:
@@ -157,7 +180,7 @@ class ServingModule(tf.Module):
 
     @tf.function(input_signature=_IMAGES, autograph=False)
     def prepare(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Prepares encoded images as evaluation does.
+        """Prepares encoded images as ``prepare`` and then evaluation do.
 
         Decodes all without error handling; only if that fails, again one by one. Good batches thus
         have no overhead.
@@ -200,6 +223,7 @@ class ServingModule(tf.Module):
                 "crop": self._options.eval_crop,
                 "resize_method": self._options.resize_method,
                 "antialias": self._options.antialias,
+                "as_in_shards": self._preparation.job if self._preparation else None,
             },
         }
         return json.dumps(values, ensure_ascii=False)
@@ -220,6 +244,8 @@ class ServingModule(tf.Module):
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.string)], autograph=False)
     def _decode_one(self, encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        if self._preparation is not None:
+            encoded = as_in_shard(encoded, self._preparation, self._options.max_pixels)
         return decode.evaluation_image(encoded, self._options), tf.constant("")
 
 

@@ -9,15 +9,15 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, first_line
 from imagenet_fast.base.notices import warn_once
-from imagenet_fast.base.outside import read_bounded
+from imagenet_fast.base.outside import parse_json, read_bounded
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.data.images import (
     JPEG_SIGNATURE,
     PNG_SIGNATURE,
     BadImageError,
     UnknownFormatError,
-    normalize_encoding,
 )
+from imagenet_fast.data.preparation import Preparation
 from imagenet_fast.serving.arguments import check_arguments
 
 _LARGEST_FILE = 2**30
@@ -39,8 +39,8 @@ def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Itera
 
     Args:
       directory: of the SavedModel.
-      paths: images of any format that ``prepare`` reads; those that are neither JPEG nor PNG, which
-        the model decodes, are first converted to PNG, losslessly.
+      paths: images of any format that ``prepare`` reads. What it did to the images of training,
+        such as turning or shrinking them, is done to these, too.
       batch_size: files per call of the model.
 
     Yields:
@@ -51,11 +51,11 @@ def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Itera
       UserError: if ``directory`` holds no such model, it fails, or there are no paths.
     """
     check_arguments(directory, paths)
-    classify = _load(directory)
+    classify, preparation = _load(directory)
     for start in range(0, len(paths), batch_size):
         files = paths[start : start + batch_size]
         try:
-            answers = _classify(classify, files)
+            answers = _classify(classify, preparation, files)
         # The model may do anything.
         except Exception as error:
             raise UserError(
@@ -65,7 +65,8 @@ def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Itera
         yield from answers
 
 
-def _load(directory: str) -> Any:
+def _load(directory: str) -> tuple[Any, Preparation | None]:
+    """Returns a model's signature, and what ``prepare`` did to the images of its training."""
     path = to_path(directory)
     if not path.exists():
         raise UserError(f"saved_model {directory} does not exist")
@@ -78,7 +79,8 @@ def _load(directory: str) -> Any:
         "you do not trust in a container"
     )
     try:
-        signatures = tf.saved_model.load(str(path)).signatures
+        model = tf.saved_model.load(str(path))
+        signatures = model.signatures
     # TensorFlow raises all kinds of errors for damaged graphs.
     except Exception as error:
         raise UserError(f"cannot load {directory}: {first_line(error)}") from error
@@ -87,7 +89,18 @@ def _load(directory: str) -> Any:
         raise UserError(f"{directory} is not a SavedModel of `imagenet-fast export`")
     # Keep the model alive: a signature does not reference the variables that it uses.
     signature.owner = signatures
-    return signature
+    return signature, _preparation(model, directory)
+
+
+def _preparation(model: Any, directory: str) -> Preparation | None:
+    if not hasattr(model, "preparation"):  # of an earlier version
+        return None
+    try:
+        values = parse_json(model.preparation().numpy(), dict[str, Any])
+        return Preparation.of(values) if values else None
+    except Exception as error:
+        reason = first_line(error)
+        raise UserError(f"the preparation in {directory} is damaged: {reason}") from error
 
 
 def _is_of_export(signature: Any) -> bool:
@@ -97,12 +110,14 @@ def _is_of_export(signature: Any) -> bool:
     return (arguments, inputs) == ((), specs) and _OUTPUTS.items() <= outputs.items()
 
 
-def _classify(classify: Any, paths: Sequence[str]) -> list[dict[str, Any]]:
+def _classify(
+    classify: Any, preparation: Preparation | None, paths: Sequence[str]
+) -> list[dict[str, Any]]:
     # Unreadable files are empty images, for which the model returns an error.
     encoded, unread = [b""] * len(paths), {}
     for index, path in enumerate(paths):
         try:
-            encoded[index] = _as_jpeg_or_png(read_bounded(to_path(path), _LARGEST_FILE))
+            encoded[index] = _for_model(read_bounded(to_path(path), _LARGEST_FILE), preparation)
         except OSError as error:
             unread[index] = error.strerror
         except BadImageError as error:
@@ -128,15 +143,20 @@ def _classify(classify: Any, paths: Sequence[str]) -> list[dict[str, Any]]:
     return results
 
 
-def _as_jpeg_or_png(data: bytes) -> bytes:
+def _for_model(data: bytes, preparation: Preparation | None) -> bytes:
     """Returns an image file for the model, which decodes only JPEG and PNG, or names the format.
+
+    The model prepares these, too, but rounds otherwise where images are shrunk.
 
     Raises:
       BadImageError: it has another format that ``prepare`` reads, but is damaged or too large.
     """
-    if not data or data.startswith((JPEG_SIGNATURE, PNG_SIGNATURE)):
+    decodable = data.startswith((JPEG_SIGNATURE, PNG_SIGNATURE))
+    if not data or (decodable and (preparation is None or preparation.keeps_jpegs)):
         return data
     try:
-        return normalize_encoding(data, "png").data
-    except UnknownFormatError:
-        return data
+        return (preparation or Preparation(encoding="png")).encoded(data).data
+    except BadImageError as error:
+        if decodable or isinstance(error, UnknownFormatError):
+            return data
+        raise

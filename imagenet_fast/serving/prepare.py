@@ -7,12 +7,15 @@ They are used without TensorFlow, and take resized pixels, for the reasons in
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.images import to_grey_or_rgb
+from imagenet_fast.data.preparation import Preparation
 
 # TensorFlow's table of the cubic kernel has this many entries per pixel.
 _CUBIC_STEPS = 1024
@@ -25,6 +28,7 @@ def prepare_image(
     resize_method: str = "bilinear",
     antialias: bool = False,
     crop: str = "square",
+    as_in_shards: Mapping[str, Any] | None = None,
 ) -> np.ndarray:
     """Decodes an image, and crops and resizes its center.
 
@@ -42,6 +46,8 @@ def prepare_image(
       resize_method: ``bilinear`` or ``bicubic``.
       antialias: whether to antialias when downsizing.
       crop: ``square``, of the fraction of the shorter side, or ``proportional``, of both sides.
+      as_in_shards: what ``imagenet-fast prepare`` did to the images of training, such as ``exif``;
+        the same is done to this one; None: nothing.
 
     Returns:
       uint8 [size, size, 3].
@@ -52,6 +58,8 @@ def prepare_image(
     if crop not in ("square", "proportional"):
         raise UserError(f"there is no crop {crop!r}: it is square or proportional")
     try:
+        if as_in_shards is not None:
+            encoded = Preparation.of(as_in_shards).encoded(encoded).data
         image = to_grey_or_rgb(Image.open(io.BytesIO(encoded))).convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise UserError(f"not a whole image: {error}") from None

@@ -5,15 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.config import Config
-from imagenet_fast.data.info import read_info
+from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.pipeline import distributed_dataset, evaluation_steps
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.training.build import build_for_evaluation, with_model
 from imagenet_fast.training.checkpoint import restore_weights
+from imagenet_fast.training.checkpoint_sizes import no_larger_than
 from imagenet_fast.training.failures import errors_explained
-from imagenet_fast.training.model_dir import check_labels, check_network
+from imagenet_fast.training.model_dir import (
+    check_labels,
+    check_network,
+    checkpoint_of,
+    read_preparation,
+)
 from imagenet_fast.training.recorder import check_evaluated
 from imagenet_fast.training.report.class_metrics import class_metrics
 from imagenet_fast.training.report.error_analysis import analyze_errors
@@ -67,13 +74,16 @@ def evaluate(
                 f"{info.name} has no {split} shards, only those of {', '.join(info.splits)}"
             )
         check_labels(config, info.labels)
+        _warn_of_other_preparation(config, info)
         # Without model_dir, nothing is added to training's list of unreadable images.
         unlisted = config.replace(model_dir="")
         if split != "validation":
             # Devices hold training and validation images only.
             unlisted = unlisted.replace(data_on_device=False)
-        classifier = build_for_evaluation(unlisted, model)
-        path = restore_weights(classifier, config.model_dir, checkpoint)
+        path = checkpoint_of(config.model_dir, checkpoint)
+        with no_larger_than(path, strategy.num_replicas_in_sync):
+            classifier = build_for_evaluation(unlisted, model)
+        restore_weights(classifier, config.model_dir, checkpoint)
         metrics = classifier.evaluate(
             distributed_dataset(unlisted, split),
             steps=evaluation_steps(info, config, strategy, split),
@@ -94,3 +104,21 @@ def evaluate(
             f"{config.max_pixels}"
         )
     return {**result, "checkpoint": path}
+
+
+def _warn_of_other_preparation(config: Config, info: DatasetInfo) -> None:
+    """Warns if ``prepare`` did something else to these images than to those of training."""
+    trained, here = read_preparation(config), info.preparation
+    if trained is None or here is None or trained == here:
+        return
+    there, own = trained.job, here.job
+    differences = "; ".join(
+        f"{name} is {there.get(name)} there, {own.get(name)} here"
+        for name in {**there, **own}
+        if there.get(name) != own.get(name)
+    )
+    warn_once(
+        f"the images of {config.data_dir} were prepared with other options than those of the run "
+        f"in {config.model_dir} ({differences}): give `imagenet-fast prepare` the same for the "
+        "same accuracy"
+    )

@@ -5,22 +5,27 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import json
 import os
 import pathlib
 import re
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.base.files import write_file
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text
-from imagenet_fast.base.outside import MAX_JSON, read_bounded
+from imagenet_fast.base.outside import MAX_JSON, read_bounded, read_json
 from imagenet_fast.base.paths import Path, is_local, to_path
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import numbered_labels
+from imagenet_fast.data.manifest import FILE as MANIFEST
+from imagenet_fast.data.manifest import read_manifest
 from imagenet_fast.data.options import DataOptions
+from imagenet_fast.data.preparation import Preparation
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.models.options import CUSTOM, ModelOptions, is_custom
@@ -30,6 +35,7 @@ from imagenet_fast.training.options import CHECKPOINT_CHOICES
 from imagenet_fast.training.run_config import CONFIG_FILE, directory_of, stored_config
 
 LABELS_FILE = "labels.txt"
+PREPARATION_FILE = "preparation.json"
 CHECKPOINTS = "checkpoints"  # a folder
 BEST = "best"  # a folder with one checkpoint, by keep_best
 _SHARED_OPTIONS = {field.name for field in dataclasses.fields(SharedOptions)}
@@ -55,12 +61,15 @@ _LATEST = re.compile(rb'^model_checkpoint_path: "(?:.*/)?ckpt-(\d{1,15})"$', re.
 _MAX_RECORD = 2**20
 
 
-def claim_model_dir(config: Config, labels: Sequence[str]) -> None:
+def claim_model_dir(
+    config: Config, labels: Sequence[str], preparation: Preparation | None = None
+) -> None:
     """Writes the configuration to ``model_dir``, or checks that it is there.
 
     Args:
       config: gives ``model_dir``, and is written there.
       labels: the name of each class, written beside it.
+      preparation: what ``prepare`` did to the images, likewise; None: unknown.
 
     Raises:
       UserError: if the directory cannot be written, or holds a run with other options or classes.
@@ -74,6 +83,8 @@ def claim_model_dir(config: Config, labels: Sequence[str]) -> None:
             raise PermissionError(13, "Permission denied")
     if is_chief(make_strategy(config)):
         write_file(directory / LABELS_FILE, "".join(f"{label}\n" for label in labels))
+        if preparation is not None:
+            write_file(directory / PREPARATION_FILE, json.dumps(preparation.job) + "\n")
         # Written last: where it exists, the other files do.
         write_file(directory / CONFIG_FILE, config.to_json())
 
@@ -247,6 +258,28 @@ def read_labels(model_dir: str) -> tuple[str, ...]:
     return tuple(labels)
 
 
+def read_preparation(options: DataOptions) -> Preparation | None:
+    """Returns what ``prepare`` did to the images of a run; None: unknown.
+
+    Args:
+      options: give ``model_dir``; and ``data_dir``, for runs of versions that did not record it.
+
+    Raises:
+      UserError: if its file is damaged.
+    """
+    file = to_path(options.model_dir, PREPARATION_FILE)
+    if options.model_dir and file.exists():
+        try:
+            return Preparation.of(read_json(file, dict[str, Any]))
+        except OSError as error:
+            raise UserError(f"{file}: cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise UserError(f"{file}: is damaged: {error}") from None
+    if not options.data_dir or not to_path(options.data_dir, MANIFEST).exists():
+        return None
+    return read_manifest(options.data_dir).preparation
+
+
 def checkpoint_of(model_dir: str, which: str = "last") -> str:
     """Returns the path of a run's checkpoint, without a suffix; it may be damaged or lack a file.
 
@@ -333,11 +366,16 @@ def recorded_step(folder: Path) -> int | None:
 
     Args:
       folder: ``CHECKPOINTS`` or ``BEST`` of a ``model_dir``.
+
+    Raises:
+      UserError: if the record cannot be read.
     """
     try:
         match = _LATEST.search(read_bounded(folder / _RECORD, _MAX_RECORD))
     except FileNotFoundError:
         return None
+    except OSError as error:  # as of a folder or pipe
+        raise UserError(f"{folder / _RECORD} cannot be read: {error.strerror}") from None
     return int(match[1]) if match else None
 
 

@@ -163,7 +163,7 @@ class _Run:
         restored = latest_checkpoint(directory_of(config.model_dir) / CHECKPOINTS) is not None
         self.model = build_model(config, model=custom, fusion=fusion, restored=restored)
         # After building: invalid options must not claim the directory.
-        claim_model_dir(config, info.labels)
+        claim_model_dir(config, info.labels, info.preparation)
         if auto_fusion and fusion is None and self.chief:
             assert self.model.all_reduce is not None
             chosen = self.model.all_reduce.fusion

@@ -251,7 +251,7 @@ def test_names_are_text_wherever_they_are_shown(tmp_path, monkeypatch):
         "labels": [script, f"{script}2"],
         "warnings": [script],
         "converted": {script: 3},
-        "source": {**written["source"], "encoding": script, "source": script, "exif": script},
+        "source": {**written["source"], "source": script, "name": script},
         "skipped": [{"split": script, "file": script, "reason": script}],
     }
     (directory / "manifest.json").write_text(json.dumps(hostile))
