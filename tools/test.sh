@@ -36,7 +36,7 @@ if [ "${1-}" = addons ]; then
     set -- "$@" tests/{layers,optimizers} tests/models/test_models.py \
       tests/data/test_{pipeline,resize_op,shards}.py \
       tests/distribute/test_{all_reduce,strategy}.py \
-      tests/pipeline_parallel/test_{gpipe,in_stages}.py tests/serving/test_export.py \
+      tests/pipeline_parallel/test_in_stages.py tests/serving/test_export.py \
       tests/training/test_{checkpoint,classifier,train}.py
   fi
   tools/install.sh .venv-addons test,addons

@@ -41,6 +41,7 @@ from imagenet_fast.data.sources import Source
 _CONVERTER_VERSIONS = {"jpeg": 3, "png": 4}
 
 _SPLITS = ("train", "validation", "test")
+_NAMED = 5  # classes in warnings
 # The parts of a job that may differ when it resumes, if the source's files may have changed.
 _CHANGING = ("images", "fingerprint")
 
@@ -430,11 +431,14 @@ def _summarize(source: Source, job: dict[str, Any], done: list[Done]) -> Manifes
         converted.update(shard.converted)
     if not splits["train"].examples:
         raise UserError(f"{source.name}: none of its training images can be used")
+    lacking = [n for n, count in enumerate(splits["train"].class_counts) if not count]
     problems = [
-        _no_training_image(label, {n: split.class_counts[number] for n, split in splits.items()})
-        for number, label in enumerate(source.labels)
-        if not splits["train"].class_counts[number]
+        _no_training_image(source.labels[n], {s: own.class_counts[n] for s, own in splits.items()})
+        for n in lacking
     ]
+    if len(lacking) > _NAMED:
+        names = ", ".join(repr(source.labels[n]) for n in lacking[:_NAMED])
+        problems = [f"{len(lacking)} classes have no training image: {names} and others"]
     if "validation" in splits and not splits["validation"].examples:
         problems.append("no validation image can be used: accuracy cannot be measured")
     return Manifest(

@@ -120,8 +120,9 @@ def tasks_by_file(files: Mapping[str, list[ListedFile]], assignment: Assignment)
 def digest(images: list[ListedFile]) -> str:
     """Returns a hex SHA-256 of the images' names, labels and sizes."""
     state = hashlib.sha256()
-    for file, label, size in images:
-        state.update(f"{file}\0{label}\0{size}\n".encode(errors="surrogateescape"))
+    for image in images:
+        text = f"{image.file}\0{image.label}\0{image.size}\n"
+        state.update(text.encode(errors="surrogateescape"))
     return state.hexdigest()
 
 

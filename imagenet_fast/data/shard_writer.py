@@ -150,6 +150,8 @@ class ShardWriter:
         self, item: Item, converted: collections.Counter[str], rows: list[tuple]
     ) -> tuple[bytes, bool]:
         """Returns a record, and whether its JPEG lacks an index it should have."""
+        if isinstance(item.image, BadImageError):
+            raise item.image
         image = self._preparation.encoded(item.image)
         if self._jpegtran and is_progressive(image):
             image = to_baseline(image, self._jpegtran)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -16,6 +17,7 @@ _EXAMPLE = (
     '"task": {"type": "worker", "index": 0}}'
 )
 _ADDRESS = re.compile(r".+:[0-9]+")
+_MOST_HOSTS = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,15 +125,15 @@ class Cluster:
         missing = [name for name in names if name not in environment]
         if missing:
             raise UserError(f"Slurm's {missing[0]} is not set: start the tasks with srun")
-        # TensorFlow's parsers of Slurm's two list formats. Its SlurmClusterResolver is no
-        # alternative: it sorts hosts by name, unlike Slurm (node10 before node2), and needs GPUs.
+        # TensorFlow's parser. Its SlurmClusterResolver is no alternative: it sorts hosts by name,
+        # unlike Slurm (node10 before node2), and needs GPUs; its parser of hosts allows one range
+        # at the end of a name only.
         from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import (
-            expand_hostlist,
             expand_tasks_per_node,
         )
 
         try:
-            hosts = expand_hostlist(environment["SLURM_STEP_NODELIST"])
+            hosts = hosts_of(environment["SLURM_STEP_NODELIST"])
             counts = expand_tasks_per_node(environment["SLURM_STEP_TASKS_PER_NODE"])
             index = int(environment["SLURM_PROCID"])
             tasks = int(environment["SLURM_STEP_NUM_TASKS"])
@@ -159,3 +161,36 @@ class Cluster:
                 "task": {"type": "worker", "index": self.index},
             }
         )
+
+
+def hosts_of(nodelist: str) -> list[str]:
+    """Returns the hosts of a list by Slurm, such as ``rack[0-1]_blade[08-10],login.example``.
+
+    The last of several ranges in a name counts first, as in ``scontrol show hostnames``.
+
+    Raises:
+      ValueError: if it is no such list.
+    """
+    hosts: list[str] = []
+    # Commas within brackets separate numbers.
+    for name in re.split(r",(?![^\[]*\])", nodelist):
+        parts = re.split(r"\[([0-9,-]+)\]", name)
+        if not name or not re.fullmatch(r"[\w.-]*", "".join(parts[::2])):
+            raise ValueError(f"not a list of hosts: {nodelist!r}")
+        choices = [[part] if index % 2 == 0 else _numbers(part) for index, part in enumerate(parts)]
+        hosts += map("".join, itertools.product(*choices))
+        if len(hosts) > _MOST_HOSTS:
+            raise ValueError(f"more than {_MOST_HOSTS:,} hosts: {nodelist[:100]!r}")
+    return hosts
+
+
+def _numbers(ranges: str) -> list[str]:
+    """Returns the numbers of ranges such as ``1,08-10``, with their leading zeros."""
+    numbers: list[str] = []
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        low, high = int(first), int(last or first)
+        if not low <= high < low + _MOST_HOSTS:
+            raise ValueError(f"not a range of hosts: {part!r}")
+        numbers += (f"{number:0{len(first)}}" for number in range(low, high + 1))
+    return numbers

@@ -647,6 +647,15 @@ def test_classes_without_training_images_give_a_warning(tmp_path):
     )
 
 
+def test_many_classes_without_training_images_give_one_warning(tmp_path):
+    """As integer labels with gaps do."""
+    arrays = {"train": (np.zeros((2, 8, 8), np.uint8), np.array([0, 899]))}
+    source = ArraySource("noise", "noise", map(str, range(900)), arrays)
+    (warning,) = prepare(source, tmp_path, progress=False).warnings
+    names = "'1', '2', '3', '4', '5' and others"
+    assert warning == f"898 classes have no training image: {names}"
+
+
 def test_raw_pixels_synsets_and_classes_without_images(tmp_path):
     manifest = prepare(Pixels(), tmp_path, progress=False)
     assert manifest.converted == {"pixels": 24}

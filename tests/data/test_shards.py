@@ -151,6 +151,7 @@ def test_such_a_record_without_the_native_op(shard, numbered_examples):
     assert shard_reader(["gs://bucket/train-00000-of-00001"], native=False)
 
 
+@pytest.mark.long
 def test_that_it_would_end_the_process(shard):
     claim(shard, 7, 2**40)
     run = functools.partial(subprocess.run, capture_output=True, text=True)

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.distribute.cluster import Cluster, hosts_of
 
 
 def tf_config(cluster, kind="worker", index=0):
@@ -174,6 +174,30 @@ def test_slurm_with_cyclic_tasks():
     message = "started task 1 on b, but .* srun --distribution=block"
     with pytest.raises(UserError, match=message):
         Cluster.from_environment({**environment, "SLURMD_NODENAME": "b"})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ("login", "login"),
+        ("a1,b", "a1 b"),
+        ("node[1-2,08-10]", "node1 node2 node08 node09 node10"),
+        (
+            "rack[0-1]_blade[0-1]",
+            "rack0_blade0 rack0_blade1 rack1_blade0 rack1_blade1",
+        ),
+        ("node[1-2].domain,x", "node1.domain node2.domain x"),
+    ],
+)
+def test_slurm_s_lists_of_hosts(nodes, expected):
+    """As `scontrol show hostnames` has them."""
+    assert hosts_of(nodes) == expected.split()
+
+
+@pytest.mark.parametrize("nodes", ["", "a,", "a[1", "a[2-1]", "a[x]", "a b", "a[1-9999999]", "[]"])
+def test_what_is_no_list_of_hosts(nodes):
+    with pytest.raises(ValueError, match="not a"):
+        hosts_of(nodes)
 
 
 @pytest.mark.parametrize(

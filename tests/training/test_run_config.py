@@ -114,8 +114,11 @@ def build(num_classes, image_shape): ...
     "command",
     [
         ["evaluate", "--model_dir=downloads/run"],
-        ["export", "--model_dir=downloads/run", "--saved_model=exported"],
-        ["benchmark", "serving", "--model_dir=downloads/run"],
+        pytest.param(
+            ["export", "--model_dir=downloads/run", "--saved_model=exported"],
+            marks=pytest.mark.long,
+        ),
+        pytest.param(["benchmark", "serving", "--model_dir=downloads/run"], marks=pytest.mark.long),
         [
             *("train", "--flagfile=digits", "--synthetic", "--num_classes=10", "--data_dir="),
             *("--model_dir=new", "--initial_weights=downloads/run"),

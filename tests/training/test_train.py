@@ -79,6 +79,7 @@ def test_files(config, summary):
         "examination.npz",
         "input_images.npz",
         "labels.txt",
+        "preparation.json",
         "metrics.jsonl",
         "report.html",
         "summary.json",

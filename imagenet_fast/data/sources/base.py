@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.data.images import BadImageError
 
 # Labels above this are assumed not to be class indices, and lists above it not of classes.
 MAX_CLASSES = 1_000_000
@@ -19,12 +20,12 @@ class Item(NamedTuple):
 
     Attributes:
       image: An image file as bytes, or raw uint8 pixels of shape (height, width) for grayscale or
-        (height, width, 3) for RGB.
+        (height, width, 3) for RGB; or why it cannot be used.
       label: Index of the class.
       filename: Its name in the source, for display.
     """
 
-    image: bytes | np.ndarray
+    image: bytes | np.ndarray | BadImageError
     label: int
     filename: str
 
@@ -36,11 +37,13 @@ class ListedFile(NamedTuple):
       file: Its name in the source.
       label: As in :class:`Item`.
       size: In bytes.
+      copy: The number of earlier images that are the same file.
     """
 
     file: str
     label: int
     size: int
+    copy: int = 0
 
 
 class Source(abc.ABC):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 import unicodedata
 from collections import defaultdict
@@ -15,6 +16,7 @@ import numpy as np
 
 from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.data.images import BadImageError
 from imagenet_fast.data.sources.base import Item, ListedFile, Source, printable
 from imagenet_fast.data.sources.holdout import hold_out
 
@@ -23,6 +25,9 @@ _NAMED = 5  # examples in a warning
 _COMPARED = 256 * 2**20
 # Bytes of an image; the most pixels that Pillow decodes take half as many.
 MAX_IMAGE = 2**30
+
+# A label that is a measurement.
+_FRACTION = re.compile(r"[-+]?\d*[.]\d+(e[-+]?\d+)?", re.IGNORECASE)
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
@@ -65,9 +70,10 @@ class FileSource(Source):
         """
         digest = hashlib.sha256()
         for split, members in files.items():
-            for file, _, size in members:
+            for image in members:
                 # Not the content, which takes long to read, nor the time, which copying changes.
-                digest.update(f"{split}\0{file}\0{size}\n".encode(errors="surrogateescape"))
+                text = f"{split}\0{image.file}\0{image.size}\n"
+                digest.update(text.encode(errors="surrogateescape"))
         sizes = {split: len(members) for split, members in files.items()}
         super().__init__(kind, name, labels, sizes, digest.hexdigest(), warnings=warnings)
         self._root = root
@@ -85,8 +91,11 @@ class FileSource(Source):
 
     def read(self, split: str, index: int) -> Item:
         """As ``Source``; the filename is relative to the data set's directory."""
-        file, label, _ = self._files[split][index]
-        return Item(read_image(self._root / file), label, printable(file))
+        file, label, *_ = self._files[split][index]
+        try:
+            return Item(read_image(self._root / file), label, printable(file))
+        except BadImageError as error:
+            return Item(error, label, printable(file))
 
 
 def file_source(
@@ -103,7 +112,8 @@ def file_source(
 ) -> FileSource:
     """Returns a source of image files, with some held out if there is no validation split.
 
-    It warns of images in several classes and of classes without validation images.
+    Copies of an image stay together. It warns of images in several classes and of classes without
+    validation images.
 
     Args:
       kind: As ``Source``.
@@ -112,12 +122,12 @@ def file_source(
       labels: As ``Source``.
       files: The images of each split.
       warnings: Further warnings.
-      holdout: The fraction of each class to hold out.
+      holdout: The fraction of each class to hold out; 0: none.
       seed: Of the choice of held-out images.
       place: Where users can add validation images.
 
     Raises:
-      UserError: The fraction is not between 0 and 1.
+      UserError: The fraction is not in [0, 1).
     """
     if "validation" in files:
         held_out, advice = None, f"add some to {place}"
@@ -126,6 +136,8 @@ def file_source(
         files = _hold_out_files(files, holdout, seed)
         advice = (
             f"--holdout={holdout:g} is less than one of so few images: increase it, or add images"
+            if holdout
+            else f"add some to {place}, or give another --holdout than 0"
         )
     warnings += _warnings_of_classes(labels, files["validation"], advice)
     warnings += _warnings_of_copies(root, labels, files)
@@ -135,7 +147,10 @@ def file_source(
 def _hold_out_files(files: Files, holdout: float, seed: int) -> dict[str, list[ListedFile]]:
     """Moves a fraction of each class from ``train`` to ``validation``."""
     train, others = files["train"], {k: v for k, v in files.items() if k != "train"}
-    chosen = hold_out(np.array([image.label for image in train]), holdout, seed)
+    first = [image for image in train if not image.copy]
+    out = hold_out(np.array([image.label for image in first]), holdout, seed)
+    held_out = {image.file for image, is_out in zip(first, out) if is_out}
+    chosen = [image.file in held_out for image in train]
     return {
         "train": [image for image, out in zip(train, chosen) if not out],
         "validation": [image for image, out in zip(train, chosen) if out],
@@ -144,7 +159,33 @@ def _hold_out_files(files: Files, holdout: float, seed: int) -> dict[str, list[L
 
 
 def warnings_of_names(labels: tuple[str, ...]) -> tuple[str, ...]:
-    """Warns of classes that seem to be the same."""
+    """Warns of classes that seem to be the same, several, or measurements."""
+    return (*_warnings_of_alike(labels), *_warnings_of_several(labels))
+
+
+def _warnings_of_several(labels: tuple[str, ...]) -> tuple[str, ...]:
+    single = {label.strip() for label in labels}
+    several = [
+        repr(label)
+        for label in labels
+        if len(parts := re.split("[,;|]", label)) > 1
+        and all(parts)
+        and single & {part.strip() for part in parts}
+    ]
+    if several:
+        return (
+            f"{counted(len(several), 'label')} of several classes, such as {first_names(several)}: "
+            "each is a class of its own, because an image has one class here",
+        )
+    if len(labels) > 1 and all(_FRACTION.fullmatch(label) for label in labels):
+        return (
+            f"the labels are numbers such as {labels[0]}: each is a class of its own, because "
+            "networks here learn classes, not measurements",
+        )
+    return ()
+
+
+def _warnings_of_alike(labels: tuple[str, ...]) -> tuple[str, ...]:
     alike = defaultdict(list)
     for label in labels:
         alike[unicodedata.normalize("NFKC", label).casefold().strip()].append(label)
@@ -218,10 +259,10 @@ def first_names(names: Sequence[str]) -> str:
 
 
 def size_of(path: Path) -> int:
-    """Returns the size of an image file in bytes.
+    """Returns the size of a file in bytes.
 
     Raises:
-      UserError: if it is not a readable file of at most ``MAX_IMAGE`` bytes.
+      UserError: if it is not a readable file.
     """
     try:
         status = path.stat()
@@ -229,10 +270,6 @@ def size_of(path: Path) -> int:
         raise UserError(f"{path}: cannot be read: {error.strerror}; fix or remove it") from error
     if not stat.S_ISREG(status.st_mode):
         raise UserError(f"{path}: is not a regular file; remove it")
-    if status.st_size > MAX_IMAGE:
-        raise UserError(
-            f"{path}: has {status.st_size:,} bytes, but an image may have {MAX_IMAGE:,}; remove it"
-        )
     return status.st_size
 
 
@@ -240,8 +277,11 @@ def read_image(path: Path) -> bytes:
     """Returns the content of an image file.
 
     Raises:
-      UserError: as ``size_of``, so that it neither blocks nor takes all memory.
+      UserError: as ``size_of``, so that it does not block.
+      BadImageError: if it is larger than ``MAX_IMAGE``.
       OSError: if it cannot be read.
     """
-    size_of(path)
+    size = size_of(path)
+    if size > MAX_IMAGE:
+        raise BadImageError(f"{size:,} bytes, more than the limit of {MAX_IMAGE:,}")
     return path.read_bytes()

@@ -21,8 +21,12 @@ from imagenet_fast.data.sources.files import (
 )
 from imagenet_fast.data.sources.inside import Inside
 
-# Windows creates these in folders of images.
+# Windows creates these in folders of images, and these folders file systems, archives and servers.
 _IGNORED = ("thumbs.db", "desktop.ini")
+_NO_CLASSES = (
+    *("@eadir", "__macosx", "#recycle", "#snapshot", "$recycle.bin", "lost+found"),
+    *("system volume information",),
+)
 _VALIDATION = tuple(name for name, split in SPLITS.items() if split == "validation")
 
 
@@ -33,7 +37,8 @@ def open_folders(
 
     With ``train/``, ``test/CLASS/`` becomes the split ``test``, which is never used for validation.
     Classes are numbered in alphabetical order. Images may be in subfolders of their class folder,
-    also behind links, but no folder counts twice. Hidden files are ignored. There are warnings of
+    also behind links, but no folder counts twice. Hidden files and folders of file systems, such as
+    ``@eaDir``, are ignored. There are warnings of
     other ignored files, a single class, classes without validation images, classes whose names
     differ only in case, images in several classes, and images that
     links take from outside of the directory.
@@ -140,7 +145,7 @@ def _names(folder: Path) -> list[str]:
     """Returns the names of the class folders in a folder."""
     names = []
     for entry in sorted(folder.iterdir()):
-        if entry.name.startswith("."):
+        if not _is_class(entry.name):
             continue
         if entry.is_symlink() and not entry.exists():
             raise UserError(f"{entry}: is a broken link; fix or remove it")
@@ -149,8 +154,18 @@ def _names(folder: Path) -> list[str]:
     return names
 
 
+def _is_class(name: str) -> bool:
+    """Whether a folder of this name is a class, or a part of one."""
+    return not name.startswith(".") and name.lower() not in _NO_CLASSES
+
+
 def _class_names(folder: Path) -> tuple[str, ...]:
     names = _names(folder)
+    if not names and folder.name in SPLITS:
+        raise UserError(
+            f"{folder}: has no class folders: if {folder.name} is itself a class, rename it, "
+            "because its name is that of a split"
+        )
     if not names:
         raise UserError(f"{folder}: has no class folders")
     return tuple(names)
@@ -234,5 +249,5 @@ def _walk(folder: Path, visited: dict[Path, Path], links: list[Path]) -> Iterato
             folders.clear()
             continue
         # Sorted, so of two links to the same folder always the same one counts.
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(filter(_is_class, folders))
         yield from (directory / file for file in files)

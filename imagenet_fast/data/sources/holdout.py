@@ -12,7 +12,7 @@ def hold_out(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
 
     Args:
       labels: Integers of shape (n,).
-      fraction: Of each class, 0 < fraction < 1; rounded to whole images, of which each class keeps
+      fraction: Of each class, 0 <= fraction < 1; rounded to whole images, of which each class keeps
         at least one.
       seed: Of the choice.
 
@@ -20,10 +20,10 @@ def hold_out(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
       bool of shape (n,), True for images to hold out.
 
     Raises:
-      UserError: The fraction is not between 0 and 1.
+      UserError: The fraction is not in [0, 1).
     """
-    if not 0 < fraction < 1:
-        raise UserError(f"the fraction to hold out must be between 0 and 1, not {fraction}")
+    if not 0 <= fraction < 1:
+        raise UserError(f"the fraction to hold out must be in [0, 1), not {fraction}")
     # RandomState, unlike Generator, promises the same stream in every version of NumPy.
     random = np.random.RandomState(seed)
     held_out = np.zeros(len(labels), bool)

@@ -235,7 +235,17 @@ def _tar_formats(path: Path) -> list[str]:
             contextlib.suppress(BadTarError),
             open_tar(file, max_members=_MAX_MEMBERS, max_unpacked=_MAX_UNPACKED) as tar,
         ):
-            fields.update(member.name.rpartition("/")[2].partition(".")[2] for member in tar)
+            for member in tar:
+                name = member.name.rpartition("/")[2]
+                field = name.partition(".")[2]
+                if "." in field and field.rpartition(".")[2] in _IMAGE_COLUMNS:
+                    raise UserError(
+                        f"{file}: {printable(name)!r} has several dots, of which WebDataset takes "
+                        "the first as the end of the sample's name: rename it, for example to "
+                        f"{printable(name.rpartition('.')[0].replace('.', '_'))}."
+                        f"{name.rpartition('.')[2]}, or give --image_column"
+                    )
+                fields.add(field)
     return [name for name in _IMAGE_COLUMNS if name in fields]
 
 
@@ -352,9 +362,8 @@ def _labels(
         if column not in split_rows.features:
             raise UserError(f"{path}: the split {split} has no column {column!r}")
     feature = rows["train"].features[column]
-    names = (
-        _checked_names(path, feature.names) if isinstance(feature, datasets.ClassLabel) else None
-    )
+    numbered_by_data = isinstance(feature, datasets.ClassLabel)
+    names = _checked_names(path, feature.names) if numbered_by_data else None
     try:
         values = {split: list(split_rows[column][:]) for split, split_rows in rows.items()}
     except Exception as error:  # of any class
@@ -425,6 +434,11 @@ def _class_names(path: Path, column: str, values: list[Any]) -> tuple[str, ...]:
         )
     if kinds == {int} and min(values) >= 0:
         return tuple(map(str, range(max(values) + 1)))
+    if type(None) in kinds:
+        raise UserError(
+            f"{path}: row {values.index(None)} of train has no {column!r}, or one that was read as "
+            "missing, such as NA or null: give each row a label, or another name than NA"
+        )
     raise UserError(
         f"{path}: column {column!r} must have class labels, text, or integers from 0 in each row; "
         "give the column of the labels with --label_column"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 from collections import Counter, defaultdict
@@ -15,6 +16,7 @@ from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.base.paths import to_local_path
 from imagenet_fast.data.sources.base import ListedFile, printable
 from imagenet_fast.data.sources.files import (
+    IMAGE_SUFFIXES,
     SPLITS,
     FileSource,
     file_source,
@@ -65,9 +67,12 @@ def open_list(
 ) -> FileSource:
     """Returns the images and labels listed by a CSV, TSV or JSON Lines file.
 
-    The first line of a CSV or TSV file names its columns. Labels are text; classes are numbered in
-    alphabetical or, if all labels are integers, in numerical order. There are warnings of files in
-    several classes, classes without validation images, and classes whose names differ only in case.
+    The first line of a CSV or TSV file names its columns, which may be separated by another
+    character than its name says. Labels are text; classes are numbered in alphabetical or, if all
+    labels are integers, in numerical order. An image that is listed several times is there as
+    often, in one split. There are warnings of that, of names that lack a suffix or have
+    backslashes, of files in several classes, classes without validation images, and names of
+    classes that look like the same, like several or like numbers.
 
     Args:
       path: The list, ``.csv``, ``.tsv``, ``.jsonl`` or ``.ndjson``, in UTF-8.
@@ -91,15 +96,16 @@ def open_list(
         class that ``train`` lacks.
     """
     path = path.resolve()
-    rows = _read(path, image_column, label_column, split_column)
+    notes: list[str] = []
+    rows = _read(path, image_column, label_column, split_column, notes)
     root = to_local_path(image_dir, "image_dir").resolve() if image_dir else path.parent
-    rows = _without_repeats(path, root, rows)
-    _check_files(path, root, rows, allow_outside)
+    rows = _with_files(path, root, rows, notes)
+    _check_inside(path, root, rows, allow_outside)
     labels = _classes(path, rows)
     numbers = {label: number for number, label in enumerate(labels)}
     files: dict[str, list[ListedFile]] = {"train": []}
-    for row in rows:
-        image = ListedFile(row.file, numbers[row.label], size_of(root / row.file))
+    for row, copy in _with_copies(path, root, rows, notes):
+        image = ListedFile(row.file, numbers[row.label], size_of(root / row.file), copy)
         files.setdefault(row.split, []).append(image)
     files = {split: sorted(images) for split, images in files.items()}
     return file_source(
@@ -108,7 +114,7 @@ def open_list(
         root,
         labels,
         files,
-        warnings_of_names(labels),
+        (*notes, *warnings_of_names(labels)),
         holdout=holdout,
         seed=seed,
         place=path,
@@ -116,12 +122,16 @@ def open_list(
 
 
 def _read(
-    path: Path, image_column: str | None, label_column: str | None, split_column: str | None
+    path: Path,
+    image_column: str | None,
+    label_column: str | None,
+    split_column: str | None,
+    notes: list[str],
 ) -> list[_Row]:
-    """Returns the lines of a list."""
+    """Returns the lines of a list; adds notes on how it was read."""
     rows = []
     columns: tuple[str, str, str | None] | None = None
-    for number, values in _lines(path):
+    for number, values in _lines(path, notes):
         if columns is None:
             known = list(values)
             columns = (
@@ -146,7 +156,7 @@ def _read(
     return rows
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _lines(path: Path, notes: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yields the number of each line and its values by column."""
     suffix = path.suffix.lower()
     if suffix not in _DELIMITERS and suffix not in _JSON_LINES:
@@ -160,7 +170,12 @@ def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             if suffix in _JSON_LINES:
                 yield from _json_lines(path, lines)
                 return
-            reader = csv.DictReader(lines, delimiter=_DELIMITERS[suffix], strict=True)
+            header = next(lines, "")
+            delimiter = _delimiter(header, _DELIMITERS[suffix])
+            if delimiter != _DELIMITERS[suffix]:
+                notes.append(f"{path.name}: its columns are separated by {delimiter!r}")
+            whole = itertools.chain([header], lines)
+            reader = csv.DictReader(whole, delimiter=delimiter, strict=True)
             counts = Counter(reader.fieldnames or [])
             twice = next((name for name, count in counts.items() if count > 1), None)
             if twice is not None:
@@ -175,6 +190,12 @@ def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         raise UserError(f"{path}: is not in UTF-8; save it in UTF-8") from None
     except csv.Error as error:
         raise UserError(f"{path}: cannot be read as {suffix[1:].upper()}: {error}") from None
+
+
+def _delimiter(header: str, usual: str) -> str:
+    """Returns the character that separates the columns that a header names."""
+    others = (*_DELIMITERS.values(), ";", "|")
+    return next((found for found in (usual, *others) if found in header), usual)
 
 
 def _bounded_lines(path: Path, file: TextIO) -> Iterator[str]:
@@ -202,8 +223,8 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, Mapping
 def _column(
     path: Path, known: list[str], given: str | None, usual: tuple[str, ...], what: str
 ) -> str:
-    column = given if given is not None else next((name for name in usual if name in known), None)
-    if column in known:
+    column = _known(known, usual if given is None else (given,))
+    if column is not None:
         return column
     columns = ", ".join(map(repr, known)) or "no column"
     if given is not None:
@@ -214,10 +235,18 @@ def _column(
     )
 
 
+def _known(known: list[str], names: tuple[str, ...]) -> str | None:
+    """Returns the first of some names that there is, if need be in another case."""
+    by_case = {own.strip().lower(): own for own in reversed(known)}
+    found = [name for name in names if name in known]
+    found += [by_case[name.lower()] for name in names if name.lower() in by_case]
+    return found[0] if found else None
+
+
 def _split_column(path: Path, known: list[str], given: str | None) -> str | None:
     if given is not None:
         return _column(path, known, given, _SPLIT_COLUMNS, "split")
-    return next((name for name in _SPLIT_COLUMNS if name in known), None)
+    return _known(known, _SPLIT_COLUMNS)
 
 
 def _text(path: Path, number: int, column: str, value: Any) -> str:
@@ -244,17 +273,31 @@ def _split(path: Path, number: int, column: str | None, value: Any) -> str:
     return split
 
 
-def _without_repeats(path: Path, root: Path, rows: list[_Row]) -> list[_Row]:
-    """Removes repeated images, whose paths may be written as ``1.jpg``, ``./1.jpg`` or absolute."""
+def _with_copies(
+    path: Path, root: Path, rows: list[_Row], notes: list[str]
+) -> Iterator[tuple[_Row, int]]:
+    """Yields the lines, and the number of earlier ones that list the same file.
+
+    Paths may be written as ``1.jpg``, ``./1.jpg`` or absolute; each has the name of the first.
+    """
     first: dict[Path, _Row] = {}
+    counts: Counter[Path] = Counter()
     for row in rows:
-        other = first.setdefault(root / row.file, row)
+        file = root / row.file
+        other = first.setdefault(file, row)
         if (other.label, other.split) != (row.label, row.split):
             raise UserError(
                 f"{path}: {row.file} is {other.label!r} in {other.split} in line {other.number}, "
                 f"but {row.label!r} in {row.split} in line {row.number}; keep one of them"
             )
-    return list(first.values())
+        yield other, counts[file]
+        counts[file] += 1
+    repeated = len(rows) - len(first)
+    if repeated:
+        notes.append(
+            f"{counted(repeated, 'line')} of {path.name} with an image that is listed before: it "
+            "is in the data as often as it is listed, in one split"
+        )
 
 
 def _classes(path: Path, rows: list[_Row]) -> tuple[str, ...]:
@@ -278,14 +321,63 @@ def _classes(path: Path, rows: list[_Row]) -> tuple[str, ...]:
     return tuple(sorted(train))
 
 
-def _check_files(path: Path, root: Path, rows: list[_Row], allow_outside: bool) -> None:
-    """Checks that the files exist and are in the directory of the images."""
-    missing = [row for row in rows if not (root / row.file).is_file()]
+def _with_files(path: Path, root: Path, rows: list[_Row], notes: list[str]) -> list[_Row]:
+    """Returns the lines with the names of files that exist.
+
+    A name that is no file's may have backslashes for slashes, or lack the file's suffix.
+    """
+    by_stem: dict[Path, dict[str, list[str]]] = {}
+    found, missing = [], []
+    backslashes, no_suffix = [], []
+    for row in rows:
+        file = row.file
+        if not (root / file).is_file():
+            file = file.replace("\\", "/")
+            if not (root / file).is_file():
+                whole = _with_suffix(root, file, by_stem)
+                if whole is None:
+                    missing.append(row)
+                    continue
+                no_suffix.append(f"{printable(file)} is {printable(whole)}")
+                file = whole
+            if "\\" in row.file:
+                backslashes.append(printable(row.file))
+        found.append(row._replace(file=file))
     if missing:
+        advice = "give their directory with --image_dir"
+        if len(missing) < len(rows) / 2:
+            advice = "add them, or remove their lines"
         raise UserError(
             f"{path}: {len(missing)} of {counted(len(rows), 'file')} missing in {root} "
-            f"({_places(missing)}); give their directory with --image_dir"
+            f"({_places(missing)}); {advice}"
         )
+    if backslashes:
+        notes.append(f"{path.name} has paths with backslashes: {first_names(backslashes)}")
+    if no_suffix:
+        notes.append(f"{path.name} has names without a suffix: {first_names(no_suffix)}")
+    return found
+
+
+def _with_suffix(root: Path, name: str, by_stem: dict[Path, dict[str, list[str]]]) -> str | None:
+    """Returns the name of the only image whose name is ``name`` and a suffix; None: none is.
+
+    Args:
+      root: The directory of the images.
+      name: A path in it.
+      by_stem: The images of each folder by what is before their suffix; updated.
+    """
+    folder = (root / name).parent
+    if folder not in by_stem:
+        stems = by_stem[folder] = defaultdict(list)
+        for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if file.name.lower().endswith(IMAGE_SUFFIXES):
+                stems[file.stem].append(file.name)
+    files = by_stem[folder].get(Path(name).name, [])
+    return str(Path(name).with_name(files[0])) if len(files) == 1 else None
+
+
+def _check_inside(path: Path, root: Path, rows: list[_Row], allow_outside: bool) -> None:
+    """Checks that the files are in the directory of the images."""
     inside = Inside(root)
     outside = [row for row in rows if not allow_outside and root / row.file not in inside]
     if outside:

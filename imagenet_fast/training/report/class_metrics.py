@@ -60,7 +60,11 @@ def worst_first(metrics: Sequence[ClassMetrics]) -> list[ClassMetrics]:
 
 
 def mean_metrics(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
-    """Returns the means over the classes for which each metric is defined, and all images."""
+    """Returns the means over the classes for which each metric is defined, and all images.
+
+    The precision of a class with images that is never predicted is 0 here, as in scikit-learn's
+    macro average.
+    """
 
     def mean(values: list[float | None]) -> float | None:
         defined = [value for value in values if value is not None]
@@ -70,7 +74,7 @@ def mean_metrics(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
         "mean of the classes",
         sum(row.images for row in metrics),
         mean([row.recall for row in metrics]),
-        mean([row.precision for row in metrics]),
+        mean([row.precision or 0.0 for row in metrics if row.f1 is not None]),
         mean([row.f1 for row in metrics]),
     )
 

@@ -2,8 +2,10 @@ import os
 import re
 
 import pytest
+from PIL import Image
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.data.prepare import prepare
 from imagenet_fast.data.sources import files, open_source
 
 
@@ -259,10 +261,31 @@ def test_no_class_folders(tmp_path):
         open_source("folders", tmp_path)
 
 
-@pytest.mark.parametrize("holdout", [0, 1, -0.5])
+def test_nothing_is_held_out(tmp_path):
+    write(tmp_path, *(f"{label}/{number}.jpg" for label in "ab" for number in range(20)))
+    source = open_source("folders", tmp_path, holdout=0)
+    assert source.splits == {"train": 40, "validation": 0}
+    (warning,) = (own for own in source.warnings if "no validation images" in own)
+    assert "or give another --holdout than 0" in warning
+
+
+@pytest.mark.parametrize("name", ["@eaDir", "__MACOSX", "#recycle"])
+def test_folders_of_file_systems_are_no_classes(tmp_path, name):
+    write(tmp_path, "a/1.jpg", "b/1.jpg", f"{name}/1.jpg", f"a/{name}/2.jpg")
+    source = open_source("folders", tmp_path)
+    assert source.labels == ("a", "b") and source.splits["train"] == 2
+
+
+def test_a_class_with_the_name_of_a_split(tmp_path):
+    write(tmp_path, "train/1.jpg", "bus/1.jpg", "car/1.jpg")
+    with pytest.raises(UserError, match="train: has no class folders: if train is itself a class"):
+        open_source("folders", tmp_path)
+
+
+@pytest.mark.parametrize("holdout", [1, -0.5])
 def test_an_impossible_fraction(tmp_path, holdout):
     write(tmp_path, "a/1.jpg")
-    with pytest.raises(UserError, match="between 0 and 1"):
+    with pytest.raises(UserError, match=r"must be in \[0, 1\)"):
         open_source("folders", tmp_path, holdout=holdout)
 
 
@@ -346,14 +369,21 @@ def test_images_that_links_take_from_outside_are_counted(tmp_path):
 
 
 def test_the_size_of_an_image_is_limited(tmp_path, monkeypatch):
-    write(tmp_path, "a/1.jpg", "b/1.jpg")
+    for name in ("a/1.jpg", "b/1.jpg"):
+        (tmp_path / name).parent.mkdir()
+        Image.new("L", (8, 8)).save(tmp_path / name)
+    limit = (tmp_path / "b/1.jpg").stat().st_size
+    with (tmp_path / "a/1.jpg").open("ab") as file:
+        file.write(b"x")
+    monkeypatch.setattr(files, "MAX_IMAGE", limit)
     source = open_source("folders", tmp_path)
-    monkeypatch.setattr(files, "MAX_IMAGE", 6)
-    message = r"a/1.jpg: has 7 bytes, but an image may have 6; remove it"
-    with pytest.raises(UserError, match=message):
-        open_source("folders", tmp_path)
-    with pytest.raises(UserError, match=message):
-        source.read("train", 0)
+    large, right = items(source, "train")
+    reason = f"{limit + 1} bytes, more than the limit of {limit}"
+    assert str(large.image) == reason
+    assert right.image == (tmp_path / "b/1.jpg").read_bytes()
+    manifest = prepare(source, tmp_path / "data", train_shards=1, progress=False)
+    (skipped,) = manifest.skipped
+    assert (skipped.split, skipped.file, skipped.reason) == ("train", "a/1.jpg", reason)
 
 
 def test_a_file_that_became_a_pipe_does_not_block(tmp_path):

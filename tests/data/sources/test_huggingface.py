@@ -139,6 +139,16 @@ def test_pictures_beside_tables_are_ignored(tmp_path):
     assert source.labels == tuple(CLASSES)
 
 
+def test_names_with_several_dots_in_a_tar(tmp_path):
+    """WebDataset would take most of them for other columns, and train on the rest."""
+    (tmp_path / "own").mkdir()
+    with tarfile.open(tmp_path / "own" / "train-0.tar", "w") as tar:
+        add_sample(tar, 0, "png")
+        add_sample(tar, 1, "5.png")
+    with pytest.raises(UserError, match=r"'001.5.png' has several dots, .* example to 001_5.png"):
+        open_source("huggingface", tmp_path / "own")
+
+
 @pytest.mark.parametrize("first", [0, 8])  # the library looks at the first five samples
 def test_tars_of_images_in_two_formats(tmp_path, first):
     (tmp_path / "own").mkdir()
@@ -194,7 +204,7 @@ def test_split_without_labels_is_ignored(tmp_path):
     ("rows", "message"),
     [
         ({"image": [1, 2], "label": [0, 1]}, "column 'image' has int64, but must have images"),
-        ({"image": IMAGES[:2], "label": [0, None]}, "in each row"),
+        ({"image": IMAGES[:2], "label": [0, None]}, "row 1 of train has no 'label', or one that"),
         ({"image": IMAGES[:2], "label": [0.5, 1.5]}, "must have class labels, text, or integers"),
         ({"image": IMAGES[:2], "label": [-1, 1]}, "integers from 0"),
         ({"image": [], "label": []}, "cannot load it|no split 'train', or"),

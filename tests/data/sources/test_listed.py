@@ -2,10 +2,13 @@
 
 import json
 import os
+from collections import Counter
 
 import pytest
+from PIL import Image
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.data.prepare import prepare
 from imagenet_fast.data.sources import listed, open_source
 
 
@@ -34,6 +37,7 @@ deep/a.png,cat,train
 v.jpg,dog,val
 t.jpg,cat,test
 """
+NAMES = ("b.jpg", "deep/a.png", "v.jpg", "t.jpg")
 TSV = CSV.replace(",", "\t")
 LINES = "".join(
     json.dumps(dict(zip(("image", "label", "split"), line.split(",")))) + "\n"
@@ -105,18 +109,106 @@ def test_a_byte_order_mark_quotes_and_an_absolute_path(make, tmp_path):
     assert items(source, "train")[0][:2] == (b"x", 0)
 
 
-def test_repeated_line_counts_once(make):
-    source = open_source("list", make("image,label\na.jpg,x\na.jpg,x\nb.jpg,y\n", "a.jpg", "b.jpg"))
-    assert source.splits["train"] + source.splits["validation"] == 2
+def test_repeated_lines_stay_and_are_in_one_split(make):
+    """For example to see images of a rare class more often."""
+    common = [f"common/{number}.jpg" for number in range(36)]
+    rare = [f"rare/{number}.jpg" for number in range(12)]
+    rows = [f"{name},{name.partition('/')[0]}\n" for name in (*common, *9 * rare)]
+    source = open_source("list", make(f"image,label\n{''.join(rows)}", *common, *rare))
+    assert source.splits == {"train": 32 + 9 * 11, "validation": 4 + 9}
+    counts = {
+        split: Counter(item[2] for item in items(source, split))
+        for split in ("train", "validation")
+    }
+    assert not counts["train"].keys() & counts["validation"].keys()
+    assert {(name[:4], count) for own in counts.values() for name, count in own.items()} == {
+        ("comm", 1),
+        ("rare", 9),
+    }
+    assert (
+        "96 lines of photos.csv with an image that is listed before: it is in the data"
+        in (source.warnings[0])
+    )
+
+
+def test_repeated_lines_are_prepared_and_resume(make, tmp_path):
+    rows = "".join(f"{name}.jpg,{name}\n" for name in "aaabbc")
+    path = make(f"image,label\n{rows}")
+    for name in "abc":
+        Image.new("L", (9, 9), ord(name)).save(tmp_path / f"{name}.jpg")
+    source = open_source("list", path, holdout=0)
+    directory = tmp_path / "data"
+    manifest = prepare(source, directory, train_shards=2, progress=False)
+    assert manifest.splits["train"].class_counts == (3, 2, 1)
+    content = {file.name: file.read_bytes() for file in directory.iterdir()}
+    (directory / "train-00001-of-00002").unlink()
+    prepare(open_source("list", path, holdout=0), directory, train_shards=2, progress=False)
+    assert content == {file.name: file.read_bytes() for file in directory.iterdir()}
 
 
 def test_the_same_file_under_another_path(make, tmp_path):
     path = make("image,label\na.jpg,x\n./a.jpg,x\nb.jpg,y\n", "a.jpg", "b.jpg")
     source = open_source("list", path)
-    assert source.splits["train"] + source.splits["validation"] == 2
+    assert sorted(name for _, _, name in items(source, "train")) == ["a.jpg", "a.jpg", "b.jpg"]
     text = f"image,label,split\na.jpg,x,train\n{tmp_path / 'a.jpg'},x,test\n"
     with pytest.raises(UserError, match="but 'x' in test in line 3"):
         open_source("list", make(text))
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+def test_another_separator_is_told(make, delimiter):
+    source = open_source("list", make(CSV.replace(",", delimiter), *NAMES))
+    assert source.labels == ("cat", "dog")
+    assert f"photos.csv: its columns are separated by {delimiter!r}" in source.warnings
+
+
+def test_columns_in_another_case(make):
+    source = open_source("list", make(CSV.replace("image,label", "Filename,Class "), *NAMES))
+    assert items(source, "train") == [(b"b.jpg", 1, "b.jpg"), (b"deep/a.png", 0, "deep/a.png")]
+    both = "IMAGE,image,label\nz.jpg,b.jpg,x\n"
+    assert items(open_source("list", make(both)), "train") == [(b"b.jpg", 0, "b.jpg")]
+
+
+def test_names_without_a_suffix(make):
+    """As of Kaggle's lists."""
+    text = CSV.replace(".jpg", "").replace(".png", "")
+    source = open_source("list", make(text, *NAMES))
+    assert items(source, "train") == [(b"b.jpg", 1, "b.jpg"), (b"deep/a.png", 0, "deep/a.png")]
+    (note,) = (own for own in source.warnings if "without a suffix" in own)
+    assert note.startswith("photos.csv has names without a suffix: b is b.jpg, deep/a is deep/a.")
+    with pytest.raises(UserError, match=r"1 of 4 files missing .*b, line 2\); add them"):
+        open_source("list", make(text, "b.png"))  # which of two is meant is unknown
+
+
+def test_backslashes(make):
+    source = open_source("list", make(CSV.replace("deep/", "deep\\"), *NAMES))
+    assert items(source, "train") == [(b"b.jpg", 1, "b.jpg"), (b"deep/a.png", 0, "deep/a.png")]
+    assert r"photos.csv has paths with backslashes: deep\a.png" in source.warnings
+
+
+def test_one_missing_file_of_many(make):
+    names = [f"{number}.jpg" for number in range(41)]
+    rows = "".join(f"{name},x\n" for name in names)
+    with pytest.raises(UserError, match=r"1 of 41 files missing .*40.jpg, line 42\); add them, or"):
+        open_source("list", make(f"image,label\n{rows}", *names[:-1]))
+
+
+@pytest.mark.parametrize(
+    ("labels", "warning"),
+    [
+        (["cat", "cat|dog", "dog"], "1 label of several classes, such as 'cat|dog'"),
+        (["c1", '"c1,odd"', "c2"], "1 label of several classes, such as 'c1,odd'"),
+        (["1.5", "2.25"], "the labels are numbers such as 1.5: each is a class of its own"),
+        (['"Smith, John"', '"Doe, Jane"'], None),
+        (["1", "2"], None),
+    ],
+)
+def test_labels_that_are_no_single_classes(make, labels, warning):
+    names = [f"{number}.jpg" for number in range(len(labels))]
+    rows = "".join(f"{name},{label}\n" for name, label in zip(names, labels))
+    warnings = open_source("list", make(f"image,label\n{rows}", *names)).warnings
+    found = [own for own in warnings if "of its own" in own]
+    assert len(found) == bool(warning) and all(own.startswith(warning) for own in found)
 
 
 def test_problems_give_warnings(make):
@@ -195,7 +287,7 @@ def test_files_that_are_not_lists(make, tmp_path):
         open_source("list", make("image,label\na.jpg,\xfc\n", "a.jpg", encoding="latin-1"))
     with pytest.raises(UserError, match="has no column 'labl'; did you mean 'label'"):
         open_source("list", make("image,label\na.jpg,x\n", "a.jpg"), label_column="labl")
-    with pytest.raises(UserError, match="must be between 0 and 1"):
+    with pytest.raises(UserError, match=r"must be in \[0, 1\)"):
         open_source("list", make("image,label\na.jpg,x\n", "a.jpg"), holdout=1.5)
 
 
