@@ -34,6 +34,7 @@ class SplitInfo:
       bytes: Total size of the files.
       examples: Total number of records.
       checksum: Of the content of all files; empty without a manifest.
+      class_counts: Number of records of each class; empty without a manifest.
     """
 
     paths: tuple[str, ...]
@@ -41,6 +42,7 @@ class SplitInfo:
     bytes: int
     examples: int
     checksum: str = ""
+    class_counts: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +120,7 @@ def _from_manifest(directory: Path, options: DataOptions) -> DatasetInfo:
             bytes=sum(shard.bytes for shard in split.shards),
             examples=split.examples,
             checksum=_checksum(split),
+            class_counts=split.class_counts,
         )
     if "train" not in splits:
         raise UserError(f"{directory} has no training images")

@@ -162,6 +162,28 @@ def read_metadata(manifest: Manifest, directory: Path, progress: bool = True) ->
     return rows
 
 
+def read_classes(manifest: Manifest, split: str, directory: Path) -> np.ndarray:
+    """Returns the class of each image of a split, int64 [images], in the order of the shards.
+
+    If ``data.npz`` is missing or out of date, they are read from the shards.
+
+    Raises:
+      UserError: A shard cannot be read.
+    """
+    rows = _load(manifest, directory)
+    files = [shard.file for shard in manifest.splits[split].shards]
+    if rows is not None:
+        of_split = [shard.file in files for shard in manifest.shards]
+        counts = [shard.examples for shard in manifest.shards]
+        return rows["label"][np.repeat(of_split, counts)].astype(np.int64)
+    labels = [
+        decode_example(record)[LABEL][0] + manifest.label_offset
+        for file in files
+        for record in records.read_records(directory / file)
+    ]
+    return np.array(labels, np.int64)
+
+
 def update_record_bytes(
     old: Manifest, new: Manifest, sizes: Sequence[Sequence[int]], directory: Path
 ) -> None:

@@ -338,6 +338,14 @@ class DataOptions(SharedOptions):
         check=POSITIVE,
         beside=Beside("data_on_device", unless=True),
     )
+    sampling: str = option(
+        "",
+        "how often training reads each class; balanced: all equally often in an epoch, which stays "
+        'as long; or a JSON file of relative numbers by class, {"cat": 2, "dog": 1}, 1 for others; '
+        "empty: each image once",
+        group="data",
+        beside=(Beside("data_on_device", unless=True), Beside("synthetic", unless=True)),
+    )
     shard_by: str = option(
         "auto",
         "division of training data among workers; records: each worker reads all shards and uses "

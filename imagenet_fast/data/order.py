@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +20,7 @@ import tensorflow as tf
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.info import SplitInfo
 from imagenet_fast.data.options import DataOptions
+from imagenet_fast.data.sampling import Sampling
 from imagenet_fast.data.shards import ReadShard
 
 # Above this size in bytes, `shard_by=auto` gives each pipeline its own shards.
@@ -66,11 +68,23 @@ class SplitPart:
         return tf.data.Dataset.from_tensor_slices((list(self.paths), counts, starts, firsts, used))
 
     def interleave(
-        self, shards: tf.data.Dataset, read_shard: ReadShard, threads: int
+        self,
+        shards: tf.data.Dataset,
+        read_shard: ReadShard,
+        threads: int,
+        copies: tf.Tensor | None = None,
     ) -> tf.data.Dataset:
-        """Returns the records of the shards, reading several shards in parallel."""
+        """Returns the records of the shards, reading several shards in parallel.
+
+        Args:
+          shards: Of :meth:`shards`.
+          read_shard: Reads a shard.
+          threads: Number of threads.
+          copies: How often to repeat each record, int64 [records]; None: once each.
+        """
+        read = part_reader(read_shard)
         return shards.interleave(
-            part_reader(read_shard),
+            read if copies is None else _repeated(read, copies),
             cycle_length=_SHARDS_AT_ONCE,
             num_parallel_calls=threads,
             deterministic=True,
@@ -127,13 +141,32 @@ def part_reader(read_shard: ReadShard) -> Callable[..., tf.data.Dataset]:
     return read
 
 
+def _repeated(
+    read: Callable[..., tf.data.Dataset], copies: tf.Tensor
+) -> Callable[..., tf.data.Dataset]:
+    """Returns a function as :func:`part_reader` makes, that repeats each record."""
+
+    def repeat(record: Any, index: tf.Tensor) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors(record).repeat(copies[index])
+
+    def read_repeated(
+        path: tf.Tensor, count: tf.Tensor, start: tf.Tensor, first: tf.Tensor, used: tf.Tensor
+    ) -> tf.data.Dataset:
+        records = read(path, count, start, first, used)
+        indices = tf.data.Dataset.range(start, start + used)
+        return tf.data.Dataset.zip((records, indices)).flat_map(repeat)
+
+    return read_repeated
+
+
 def is_by_files(split: SplitInfo, options: DataOptions, pipelines: int) -> bool:
     """Returns whether ``options.shard_by`` gives each input pipeline its own shards.
 
     Raises:
       UserError: if it does, but there are fewer shards than pipelines.
     """
-    if pipelines == 1 or options.shard_by == "records":
+    # Classes are drawn from all images.
+    if pipelines == 1 or options.shard_by == "records" or options.sampling:
         return False
     if options.shard_by == "auto" and split.bytes < _LARGE:
         return False
@@ -155,6 +188,7 @@ def training_order(
     steps_per_epoch: int,
     first_step: int,
     threads: int,
+    sampling: Sampling | None = None,
 ) -> tf.data.Dataset:
     """Returns an infinite dataset of training records, epoch after epoch, in batches.
 
@@ -168,6 +202,7 @@ def training_order(
       steps_per_epoch: Number of training steps in an epoch.
       first_step: The first training step, counted from the start of training.
       threads: Number of threads that read.
+      sampling: Draws the images of an epoch; None: each is read once.
 
     Returns:
       Batches of what ``read_shard`` returns, [batch_size, ...], and of the images' identities for
@@ -181,7 +216,10 @@ def training_order(
             [2, 2], tf.stack([tf.cast(options.seed, tf.int64), epoch]), 0, tf.int64.max, tf.int64
         )
         shards = _shuffle(part.shards(), len(part.paths), seeds[0])
-        records = part.interleave(shards, read_shard, threads)
+        copies = None
+        if sampling is not None:
+            copies = sampling.copies(epoch, steps_per_epoch * images_per_step * part.pipelines)
+        records = part.interleave(shards, read_shard, threads, copies)
         records = part.select(_shuffle(records, options.shuffle_buffer, seeds[1]))
         records = records.take(steps_per_epoch * images_per_step)
 

@@ -42,6 +42,7 @@ from imagenet_fast.data.on_device import ImagesOnDevice, TrainingImages, Validat
 from imagenet_fast.data.options import DataOptions, InputOptions
 from imagenet_fast.data.order import SplitPart, part_of, training_order
 from imagenet_fast.data.resize_op import with_resize_kernel
+from imagenet_fast.data.sampling import make_sampling
 from imagenet_fast.data.service import (
     batches_from_servers,
     can_watch,
@@ -393,6 +394,7 @@ def _training_batches(
         steps_per_epoch=steps_per_epoch(info, options),
         first_step=first_step,
         threads=threads,
+        sampling=make_sampling(options, info),
     )
     if options.cache == "decoded":
         dataset = batches_from_memory(order, part, options, threads, bad_images)

@@ -253,6 +253,14 @@ class ScheduleOptions(SharedOptions):
         group="optimization",
         check=LASTS,
     )
+    class_weights: str = option(
+        "",
+        "weight of each class in the training loss; balanced: inversely to its number of images, "
+        'on average 1; or a JSON file of weights by class, {"cat": 2, "dog": 0.5}, 1 for others; '
+        "empty: 1",
+        group="optimization",
+        beside=Beside("proxy_model", unless=True),
+    )
     learning_rate: float = option(
         0.1,
         "learning rate for a batch of learning_rate_batch images",

@@ -39,6 +39,7 @@ from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
 from imagenet_fast.training.build_network import build_network, with_stages_for_devices
 from imagenet_fast.training.build_optimizer import build_optimizer
+from imagenet_fast.training.class_weights import make_class_weights
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.fine_tune import freeze, load_initial_weights
 from imagenet_fast.training.fusion_trials import choose_fusion
@@ -104,6 +105,7 @@ def build_model(
     with classifier.distribute_strategy.scope():
         if classifier.mixer is not None:
             _check_mixer(config)
+        classifier.class_weights = make_class_weights(config, info)
         classifier.steps_per_epoch = steps_per_epoch(info, config)
         updates = config.duration.steps(classifier.steps_per_epoch, config.batch_size)
         classifier.epochs = max(1, round(updates / classifier.steps_per_epoch))

@@ -104,8 +104,9 @@ class Classifier(TrainingStep):
     ) -> None:
         if class_weight and _is_distributed(x):
             raise UserError(
-                "class_weight does not work with distributed data, such as make_dataset's: map "
-                "your own tf.data.Dataset to (images, labels, weights)"
+                "class_weight does not work with make_dataset's data: give class_weights, as in "
+                "build_model(config.replace(class_weights='balanced')), or the name of a JSON file "
+                'of weights by class, {"cat": 2}'
             )
         given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
         backup = any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given)

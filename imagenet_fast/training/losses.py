@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
@@ -18,6 +19,7 @@ def image_losses(
     *,
     loss: str = "cross_entropy",
     label_smoothing: float = 0.0,
+    class_weights: np.ndarray | None = None,
 ) -> tf.Tensor:
     """Returns each image's loss, float32 [batch].
 
@@ -30,15 +32,23 @@ def image_losses(
         summed over the classes. Wightman et al. 2021 ("ResNet strikes back") and MosaicML train
         ResNets on ImageNet with it; the latter's composer also sums.
       label_smoothing: probability spread evenly over all classes.
+      class_weights: [classes], by which the loss of each label is multiplied, as by Keras'
+        ``class_weight``; None: 1.
     """
-    of_labels = {"cross_entropy": _cross_entropy, "binary_cross_entropy": _binary_cross_entropy}
+    function = {"cross_entropy": _cross_entropy, "binary_cross_entropy": _binary_cross_entropy}
     logits = tf.cast(logits, tf.float32)
-    losses = of_labels[loss](logits, labels, label_smoothing)
+
+    def of_labels(labels: tf.Tensor) -> tf.Tensor:
+        losses = function[loss](logits, labels, label_smoothing)
+        if class_weights is None:
+            return losses
+        weights = tf.constant(class_weights, tf.float32)
+        return losses * tf.gather(weights, tf.maximum(labels, 0))
+
     if partners is None or fractions is None:
-        return losses
+        return of_labels(labels)
     # Either loss is linear in the probabilities of its target.
-    of_partners = of_labels[loss](logits, partners, label_smoothing)
-    return fractions * losses + (1 - fractions) * of_partners
+    return fractions * of_labels(labels) + (1 - fractions) * of_labels(partners)
 
 
 def class_probabilities(logits: tf.Tensor, loss: str) -> tf.Tensor:

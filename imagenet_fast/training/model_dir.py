@@ -10,7 +10,7 @@ import os
 import pathlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from imagenet_fast.base.errors import UserError, require_choice
@@ -36,6 +36,7 @@ from imagenet_fast.training.run_config import CONFIG_FILE, directory_of, stored_
 
 LABELS_FILE = "labels.txt"
 PREPARATION_FILE = "preparation.json"
+CLASS_VALUES_FILE = "class_values.json"
 CHECKPOINTS = "checkpoints"  # a folder
 BEST = "best"  # a folder with one checkpoint, by keep_best
 _SHARED_OPTIONS = {field.name for field in dataclasses.fields(SharedOptions)}
@@ -62,7 +63,10 @@ _MAX_RECORD = 2**20
 
 
 def claim_model_dir(
-    config: Config, labels: Sequence[str], preparation: Preparation | None = None
+    config: Config,
+    labels: Sequence[str],
+    preparation: Preparation | None = None,
+    class_values: Mapping[str, Sequence[float]] | None = None,
 ) -> None:
     """Writes the configuration to ``model_dir``, or checks that it is there.
 
@@ -70,6 +74,7 @@ def claim_model_dir(
       config: gives ``model_dir``, and is written there.
       labels: the name of each class, written beside it.
       preparation: what ``prepare`` did to the images, likewise; None: unknown.
+      class_values: what ``class_weights`` and ``sampling`` gave for each class, likewise.
 
     Raises:
       UserError: if the directory cannot be written, or holds a run with other options or classes.
@@ -77,6 +82,8 @@ def claim_model_dir(
     directory = to_path(config.model_dir)
     _check_no_links(directory)
     check_model_dir(config, labels)
+    given = {name: dict(zip(labels, values)) for name, values in (class_values or {}).items()}
+    _check_class_values(directory, given)
     with _write_errors(directory):
         (directory / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         if is_local(directory) and not os.access(directory, os.W_OK):
@@ -85,6 +92,8 @@ def claim_model_dir(
         write_file(directory / LABELS_FILE, "".join(f"{label}\n" for label in labels))
         if preparation is not None:
             write_file(directory / PREPARATION_FILE, json.dumps(preparation.job) + "\n")
+        if given:
+            write_file(directory / CLASS_VALUES_FILE, json.dumps(given, indent=1) + "\n")
         # Written last: where it exists, the other files do.
         write_file(directory / CONFIG_FILE, config.to_json())
 
@@ -102,6 +111,29 @@ def _check_no_links(directory: Path) -> None:
                 )
             if not path.is_file() and not path.is_dir():
                 raise UserError(f"{path} is neither a file nor a folder: remove it")
+
+
+def _check_class_values(directory: Path, given: Mapping[str, Mapping[str, float]]) -> None:
+    """Checks that options by class have the values with which the run in a directory began.
+
+    Raises:
+      UserError: if their files have changed, or the recorded values cannot be read.
+    """
+    file = directory / CLASS_VALUES_FILE
+    if not given or not file.exists():
+        return
+    try:
+        earlier = read_json(file, dict[str, dict[str, float]])
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from None
+    for option, values in given.items():
+        for label, value in values.items():
+            before = earlier.get(option, {}).get(label)
+            if before != value:
+                raise UserError(
+                    f"{option} gives {value:g} to class {label!r}, but gave {before} when the run "
+                    f"in {directory} began: choose another --model_dir"
+                )
 
 
 @contextlib.contextmanager

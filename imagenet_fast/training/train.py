@@ -23,6 +23,7 @@ from imagenet_fast.data.pipeline import (
     evaluation_steps,
     steps_per_epoch,
 )
+from imagenet_fast.data.sampling import class_shares
 from imagenet_fast.distribute.consistency import check_consistent, check_same_options
 from imagenet_fast.distribute.devices import RunDevices, run_devices
 from imagenet_fast.distribute.exchange import text_of_chief, wait_for_all
@@ -163,7 +164,16 @@ class _Run:
         restored = latest_checkpoint(directory_of(config.model_dir) / CHECKPOINTS) is not None
         self.model = build_model(config, model=custom, fusion=fusion, restored=restored)
         # After building: invalid options must not claim the directory.
-        claim_model_dir(config, info.labels, info.preparation)
+        values = {
+            "class_weights": self.model.class_weights,
+            "sampling": class_shares(config, info),
+        }
+        claim_model_dir(
+            config,
+            info.labels,
+            info.preparation,
+            {name: own.tolist() for name, own in values.items() if own is not None},
+        )
         if auto_fusion and fusion is None and self.chief:
             assert self.model.all_reduce is not None
             chosen = self.model.all_reduce.fusion

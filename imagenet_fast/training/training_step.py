@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
@@ -72,6 +73,7 @@ class TrainingStep(ReplicatedModel):
       training_images: makes batches on the device, for data that holds step numbers.
       validation_images: the same for evaluation.
       proxy: selects images by its own loss, for ``select_by_loss``; None: the model does.
+      class_weights: of the training loss, float64 [classes]; None: 1.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class TrainingStep(ReplicatedModel):
         self.training_images: ImagesOnDevice | None = None
         self.validation_images: ImagesOnDevice | None = None
         self.proxy: Proxy | None = None
+        self.class_weights: np.ndarray | None = None
         self.metric_sums = MetricSums()
         self.all_reduce: AllReduce | StageAllReduce | None = None
         # Each replica returns the metrics of all replicas, which Keras would add up.
@@ -341,7 +344,7 @@ class TrainingStep(ReplicatedModel):
             images, *mixed = self.mixer.mix(images, labels, weights, *random_numbers)
         with tf.GradientTape() as tape:
             logits = self(images, training=True)
-            losses = self._image_losses(logits, labels, *mixed)
+            losses = self._training_losses(logits, labels, *mixed)
             loss = tf.reduce_sum(losses * weights) / global_batch
             if self.losses:  # regularization: each micro-batch adds its part
                 loss += sum_of(self.losses) / (replicas * self.accumulation_steps)
@@ -379,7 +382,7 @@ class TrainingStep(ReplicatedModel):
 
         def loss(logits: tf.Tensor, targets: Tensors) -> tf.Tensor:
             labels, weights, *mixed = targets
-            losses = self._image_losses(logits, labels, *mixed)
+            losses = self._training_losses(logits, labels, *mixed)
             return self._scaled(tf.reduce_sum(losses * weights) / global_batch)
 
         step = pipeline.compute(
@@ -394,12 +397,24 @@ class TrainingStep(ReplicatedModel):
         }
         gradients = [by_variable[variable.ref()] for variable in self.trainable_variables]
         self._check_gradients(gradients)
-        losses = self._image_losses(step.outputs, labels, *mixed)
+        losses = self._training_losses(step.outputs, labels, *mixed)
         return gradients, batch_sums(step.outputs, losses, labels, weights)
 
-    def _image_losses(self, logits: tf.Tensor, labels: tf.Tensor, *mixed: tf.Tensor) -> tf.Tensor:
+    def _image_losses(self, logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         return image_losses(
-            logits, labels, *mixed, loss=self.image_loss, label_smoothing=self.label_smoothing
+            logits, labels, loss=self.image_loss, label_smoothing=self.label_smoothing
+        )
+
+    def _training_losses(
+        self, logits: tf.Tensor, labels: tf.Tensor, *mixed: tf.Tensor
+    ) -> tf.Tensor:
+        return image_losses(
+            logits,
+            labels,
+            *mixed,
+            loss=self.image_loss,
+            label_smoothing=self.label_smoothing,
+            class_weights=self.class_weights,
         )
 
     def _scaled(self, loss: tf.Tensor) -> tf.Tensor:

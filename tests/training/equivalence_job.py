@@ -51,6 +51,7 @@ def build_small(config):
             accumulation_steps=config.accumulation_steps,
             label_smoothing=config.label_smoothing,
         )
+        model.class_weights = np.linspace(0.5, 1.5, 10)
         model.steps_per_epoch = 10
         if config.ema_decay:
             model.weight_average = WeightAverage(model.weights, config.ema_decay)

@@ -570,7 +570,7 @@ distributed = model.distribute_strategy.experimental_distribute_dataset(data)
 try:
     model.fit(distributed, class_weight={0: 2.0, 1: 1.0, 2: 1.0})
 except UserError as error:
-    assert "class_weight does not work with distributed data" in str(error)
+    assert "class_weight does not work with make_dataset's data" in str(error)
 else:
     raise AssertionError("class weights were left out")
 

@@ -1,0 +1,49 @@
+"""A number for each class, from an option: weights in the loss, or shares of the images drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.outside import read_json
+from imagenet_fast.base.paths import to_path
+
+BALANCED = "balanced"
+_Value = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+
+
+def read_class_values(option: str, path: str, labels: Sequence[str]) -> np.ndarray:
+    """Returns the numbers in a JSON file, ``{"cat": 2, "dog": 0.5}``; 1 for other classes.
+
+    Args:
+      option: for messages.
+      path: of the file.
+      labels: the names of the classes.
+
+    Returns:
+      float64 [classes].
+
+    Raises:
+      UserError: if it cannot be read, names another class, has a negative number, or only zeros.
+    """
+    try:
+        given = read_json(to_path(path), dict[str, _Value])
+    except OSError as error:
+        raise UserError(f"{option}: {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(
+            f'{option}: {path} is not a JSON object of numbers by class, as {{"cat": 2}}: {error}'
+        ) from None
+    unknown = sorted(set(given) - set(labels))
+    if unknown:
+        raise UserError(
+            f"{option}: {path} names {unknown[0]!r}, which is no class{nearest(unknown[0], labels)}"
+        )
+    values = np.array([given.get(label, 1.0) for label in labels])
+    if not values.any():
+        raise UserError(f"{option}: {path} gives 0 to all classes")
+    return values
