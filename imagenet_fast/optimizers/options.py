@@ -213,6 +213,14 @@ class OptimizerOptions(SharedOptions):
         group="optimization",
         choices=("cross_entropy", "binary_cross_entropy"),
     )
+    class_weights: str = option(
+        "",
+        "weight of each class in the training loss; balanced: inversely to its number of images, "
+        'on average 1; or a JSON file of weights by class, {"cat": 2, "dog": 0.5}, 1 for others; '
+        "empty: 1",
+        group="optimization",
+        beside=Beside("proxy_model", unless=True),
+    )
     label_smoothing: float = option(
         0.0,
         "probability distributed evenly over all classes, in the loss of training and validation",
@@ -252,14 +260,6 @@ class ScheduleOptions(SharedOptions):
         "decays, knots, train_until and size_ramp_at scale with it",
         group="optimization",
         check=LASTS,
-    )
-    class_weights: str = option(
-        "",
-        "weight of each class in the training loss; balanced: inversely to its number of images, "
-        'on average 1; or a JSON file of weights by class, {"cat": 2, "dog": 0.5}, 1 for others; '
-        "empty: 1",
-        group="optimization",
-        beside=Beside("proxy_model", unless=True),
     )
     learning_rate: float = option(
         0.1,

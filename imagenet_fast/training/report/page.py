@@ -18,6 +18,7 @@ from imagenet_fast.recipes import find_recipe, read_header
 from imagenet_fast.training.metrics_file import Row, read_rows
 from imagenet_fast.training.report import formats, page_images
 from imagenet_fast.training.report.charts import run_charts
+from imagenet_fast.training.report.class_metrics import class_metrics, mean_metrics
 from imagenet_fast.training.report.error_analysis import ErrorAnalysis
 from imagenet_fast.training.report.formats import MISSING, is_number
 from imagenet_fast.training.report.input_images import InputImages
@@ -29,6 +30,8 @@ FILE = "report.html"
 _FEW_CLASSES = 5
 # With at most this many evaluations, their table is unfolded.
 _FEW_EVALUATIONS = 6
+# Up to this ratio, the numbers of images of classes count as equal.
+_EQUAL = 1.5
 
 
 def write_report(config: Config, summary: dict[str, Any], labels: Sequence[str]) -> None:
@@ -77,7 +80,12 @@ def render(
     title = f"{formats.percent(top1)} top-1: {name}" if is_number(top1) else name
     body = [
         header(name, _subtitle(summary, config)),
-        _tiles(summary, has_top5, config.loss.replace("cross_", "cross-").replace("_", " ")),
+        _tiles(
+            summary,
+            has_top5,
+            config.loss.replace("cross_", "cross-").replace("_", " "),
+            _mean_recall(analysis, labels),
+        ),
         _expected(summary),
         f'<div class="cards">{"".join(run_charts(summary, rows, has_top5))}</div>',
         '<div class="cards">',
@@ -145,7 +153,20 @@ def _expected(summary: dict[str, Any]) -> str:
     return section("Expected accuracy", table([reached, *lines])) if lines else ""
 
 
-def _tiles(summary: dict[str, Any], has_top5: bool, loss_name: str) -> str:
+def _mean_recall(analysis: ErrorAnalysis | None, labels: Sequence[str]) -> float | None:
+    """Returns the mean of the classes' recalls if their numbers of images are unequal."""
+    if analysis is None:
+        return None
+    metrics = class_metrics(analysis.confusion, labels)
+    counts = [row.images for row in metrics if row.images]
+    if max(counts, default=0) <= _EQUAL * min(counts, default=0):
+        return None
+    return mean_metrics(metrics).recall
+
+
+def _tiles(
+    summary: dict[str, Any], has_top5: bool, loss_name: str, mean_recall: float | None
+) -> str:
     """Returns the main results."""
     if is_number(summary.get("top1")):
         images = formats.count(summary.get("images_evaluated"), "image")
@@ -160,6 +181,9 @@ def _tiles(summary: dict[str, Any], has_top5: bool, loss_name: str) -> str:
         ]
         if not has_top5:
             tiles[1] = ("Validation loss", formats.number(summary.get("loss")), loss_name)
+        if mean_recall is not None:
+            note = "classes have unequal numbers of images"
+            tiles.insert(1, ("Mean of recalls", formats.percent(mean_recall), note))
     else:
         tiles = [
             (

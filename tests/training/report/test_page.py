@@ -412,3 +412,14 @@ def test_expected_accuracy_of_the_recipe(flagfile):
 @pytest.mark.parametrize("command", ["train --flagfile=my.flags", "train 'unbalanced", None])
 def test_no_recipe_in_the_command(command):
     assert "Expected accuracy" not in render({**SUMMARY, "command": command}, [], CONFIG)
+
+
+@pytest.mark.parametrize(("right", "shown"), [([6, 6, 7], False), ([50, 6, 6], True)])
+def test_unequal_classes_have_the_mean_of_recalls(right, shown):
+    _, analysis = pictures(mistakes=0)
+    confusion = np.diag(right)
+    confusion[1, 0] = 2  # of 8 images of the second class
+    analysis = ErrorAnalysis(**{**vars(analysis), "confusion": entries(confusion)})
+    text = " ".join(Page(render(SUMMARY, [], CONFIG, LABELS, None, analysis)).texts)
+    assert ("Mean of recalls" in text) == shown
+    assert ("91.67%" in text) == shown or not shown  # (1 + 6 / 8 + 1) / 3
