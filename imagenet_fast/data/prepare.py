@@ -182,7 +182,7 @@ def _convert(
             valid[done.shard.file] = done
 
         missing = [task for task in tasks if task.file not in valid]
-        writer.run(missing, list(valid.values()), finish)
+        writer.run(missing, list(valid.values()), finish, journal.release)
         manifest = _summarize(source, job, [valid[task.file] for task in tasks])
         packed = {done.shard.file: done.metadata for done in valid.values()}
         try:
@@ -367,7 +367,7 @@ def _repair(
 
     if damaged:
         with Journal(directory, job) as journal:
-            writer.run(damaged, [], compare)
+            writer.run(damaged, [], compare, journal.release)
             journal.remove()
     # A run that was killed between writing the manifest and removing the journal leaves it behind.
     # It does no harm where nothing can be removed, as on a read-only file system.

@@ -86,6 +86,10 @@ class Journal:
         """Removes the journal, once the manifest is written."""
         self._path.unlink()
 
+    def release(self) -> None:
+        """Closes the journal in a forked process, which would keep it locked."""
+        self._close()
+
     def _close(self) -> None:
         # Closing retries a failed write, which has been reported.
         with contextlib.suppress(OSError):
