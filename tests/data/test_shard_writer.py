@@ -108,7 +108,7 @@ def test_several_processes_write_the_bytes_of_one_thread(start, whole, tmp_path)
     assert contents(tmp_path / "data") == whole
 
 
-@pytest.mark.parametrize("victim", ["worker", "parent"])
+@pytest.mark.parametrize("victim", ["worker", pytest.param("parent", marks=pytest.mark.long)])
 def test_a_killed_process_leaves_a_run_that_resumes(start, whole, tmp_path, victim):
     directory = tmp_path / "data"
     process = start(directory, 0.02)
@@ -132,6 +132,7 @@ def test_a_killed_process_leaves_a_run_that_resumes(start, whole, tmp_path, vict
     assert {name: (directory / name).stat().st_mtime_ns for name in times} == times
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_all(start, whole, tmp_path):
     process = start(tmp_path / "data", 0.02)
     workers = [int(process.stdout.readline()) for _ in range(3)]
