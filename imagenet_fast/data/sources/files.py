@@ -281,7 +281,20 @@ def read_image(path: Path) -> bytes:
       BadImageError: if it is larger than ``MAX_IMAGE``.
       OSError: if it cannot be read.
     """
-    size = size_of(path)
+    _check_size(size_of(path))
+    return path.read_bytes()
+
+
+def checked_size(image: bytes) -> bytes:
+    """Returns the content of an image file.
+
+    Raises:
+      BadImageError: if it is larger than ``MAX_IMAGE``.
+    """
+    _check_size(len(image))
+    return image
+
+
+def _check_size(size: int) -> None:
     if size > MAX_IMAGE:
         raise BadImageError(f"{size:,} bytes, more than the limit of {MAX_IMAGE:,}")
-    return path.read_bytes()

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from imagenet_fast.base.errors import UserError, first_line, how_to_install, nearest
+from imagenet_fast.data.images import BadImageError
 from imagenet_fast.data.sources.base import MAX_CLASSES, Item, Source, printable
 from imagenet_fast.data.sources.files import (
     IMAGE_SUFFIXES,
-    MAX_IMAGE,
     SPLITS,
+    checked_size,
     first_names,
     read_image,
     warnings_of_names,
@@ -93,16 +94,16 @@ class HuggingFaceSource(Source):
             (row[column] for column in self._image_columns if row[column]), {}
         )
         file, content = value.get("path"), value.get("bytes")
-        if content is None and file:
-            content = self._read_file(Path(file), f"row {place} of {origin}")
-        if content and len(content) > MAX_IMAGE:
-            raise UserError(
-                f"{self.name}: row {place} of {origin} has {len(content):,} bytes, but an image "
-                f"may have {MAX_IMAGE:,}"
-            )
+        image: bytes | BadImageError
+        try:
+            if content is None and file:
+                content = self._read_file(Path(file), f"row {place} of {origin}")
+            # A row without an image counts as an undecodable image.
+            image = checked_size(content or b"")
+        except BadImageError as error:
+            image = error
         name = printable(Path(file).name) if file else f"{origin}[{place}]"
-        # A row without an image counts as an undecodable image.
-        return Item(content or b"", int(self._numbers[origin][place]), name)
+        return Item(image, int(self._numbers[origin][place]), name)
 
     def _read_file(self, file: Path, row: str) -> bytes:
         if self._inside is not None and file not in self._inside:
