@@ -33,7 +33,8 @@ def read_class_values(option: str, path: str, labels: Sequence[str]) -> np.ndarr
     try:
         given = read_json(to_path(path), dict[str, _Value])
     except OSError as error:
-        raise UserError(f"{option}: {path} cannot be read: {error.strerror}") from None
+        hint = nearest(path, [BALANCED])
+        raise UserError(f"{option}: {path} cannot be read: {error.strerror}{hint}") from None
     except ValueError as error:
         raise UserError(
             f'{option}: {path} is not a JSON object of numbers by class, as {{"cat": 2}}: {error}'

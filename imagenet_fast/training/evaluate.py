@@ -71,7 +71,8 @@ def evaluate(
         info = read_info(config)
         if split not in info.splits:
             raise UserError(
-                f"{info.name} has no {split} shards, only those of {', '.join(info.splits)}"
+                f"{info.name} has no {split} shards, only those of {', '.join(info.splits)}: give "
+                "other data, or another split"
             )
         check_labels(config, info.labels)
         _warn_of_other_preparation(config, info)

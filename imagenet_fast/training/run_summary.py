@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.config import Config
@@ -50,7 +51,19 @@ def run_summary(
         + f"; {total_steps} steps of {steps_per_epoch} an epoch"
         + (f", from step {first_step}" if first_step else "")
         + image_memory(config, info)
+        + _class_weights(model, info)
+        + (f"; classes sampled: {config.sampling}" if config.sampling else "")
         + (f"; {describe(config.batch_table, config.batch_size)}" if config.batch_table else "")
+    )
+
+
+def _class_weights(model: Classifier, info: DatasetInfo) -> str:
+    """Returns the lowest and highest weight of a class, if there are weights."""
+    if model.class_weights is None:
+        return ""
+    low, high = (int(find(model.class_weights)) for find in (np.argmin, np.argmax))
+    return "; class weights from " + " to ".join(
+        f"{model.class_weights[n]:.3g} ({info.labels[n]})" for n in (low, high)
     )
 
 

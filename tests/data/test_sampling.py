@@ -191,6 +191,9 @@ def test_files_that_cannot_be_used(unbalanced, tmp_path, option, content, reason
     with pytest.raises(UserError, match=f"{option}: .*{reason}"):
         build_model(config, model=small_network)
         make_dataset(config, "train")
+    with pytest.raises(UserError, match=f"{option}: balance cannot .*; did you mean 'balanced'"):
+        build_model(config.replace(**{option: "balance"}), model=small_network)
+        make_dataset(config.replace(**{option: "balance"}), "train")
     path.unlink()
     with pytest.raises(UserError, match=f"{option}: .*values.json cannot be read: No such file"):
         build_model(config, model=small_network)

@@ -98,6 +98,8 @@ def test_a_run_with_both_and_its_resumption(digits, tmp_path, capsys):
         sampling="balanced",
     )
     train(config, model=small_network)
+    told = capsys.readouterr().err
+    assert "; class weights from 1 (0) to 2.5 (3); classes sampled: balanced" in told
     recorded = json.loads((tmp_path / "run" / "class_values.json").read_text())
     assert recorded["class_weights"]["3"] == 2.5 and recorded["class_weights"]["4"] == 1
     assert recorded["sampling"]["4"] == pytest.approx(0.1)

@@ -26,6 +26,8 @@ _COMPARED = 256 * 2**20
 # Bytes of an image; the most pixels that Pillow decodes take half as many.
 MAX_IMAGE = 2**30
 
+# How programs write that a value is missing.
+_MISSING = ("na", "n/a", "#n/a", "nan", "null")
 # A label that is a measurement.
 _FRACTION = re.compile(r"[-+]?\d*[.]\d+(e[-+]?\d+)?", re.IGNORECASE)
 
@@ -160,7 +162,12 @@ def _hold_out_files(files: Files, holdout: float, seed: int) -> dict[str, list[L
 
 def warnings_of_names(labels: tuple[str, ...]) -> tuple[str, ...]:
     """Warns of classes that seem to be the same, several, or measurements."""
-    return (*_warnings_of_alike(labels), *_warnings_of_several(labels))
+    missing = [repr(label) for label in labels if label.lower() in _MISSING]
+    notes: tuple[str, ...] = ()
+    if missing:
+        names = " and ".join(missing)
+        notes = (f"{names} are classes: remove their images if they mean that none is known",)
+    return (*_warnings_of_alike(labels), *_warnings_of_several(labels), *notes)
 
 
 def _warnings_of_several(labels: tuple[str, ...]) -> tuple[str, ...]:

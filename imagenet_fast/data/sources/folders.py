@@ -35,6 +35,8 @@ def open_folders(
 ) -> FileSource:
     """Returns the images in ``train/CLASS/`` and ``validation/CLASS/``, or just in ``CLASS/``.
 
+    ``training`` is as good as ``train``.
+
     With ``train/``, ``test/CLASS/`` becomes the split ``test``, which is never used for validation.
     Classes are numbered in alphabetical order. Images may be in subfolders of their class folder,
     also behind links, but no folder counts twice. Hidden files and folders of file systems, such as
@@ -101,8 +103,9 @@ def _split_folders(path: Path) -> dict[str, Path]:
     """
     there = {entry.name: entry for entry in sorted(path.iterdir()) if entry.is_dir()}
     folders = {"train": path}
-    if "train" in there:
-        folders = {"train": there.pop("train")}
+    train = next((name for name in ("train", "training") if name in there), None)
+    if train is not None:
+        folders = {"train": there.pop(train)}
         validation = [there.pop(name) for name in _VALIDATION if name in there]
         if len(validation) > 1:
             raise UserError(

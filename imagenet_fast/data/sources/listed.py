@@ -70,9 +70,9 @@ def open_list(
     The first line of a CSV or TSV file names its columns, which may be separated by another
     character than its name says. Labels are text; classes are numbered in alphabetical or, if all
     labels are integers, in numerical order. An image that is listed several times is there as
-    often, in one split. There are warnings of that, of names that lack a suffix or have
-    backslashes, of files in several classes, classes without validation images, and names of
-    classes that look like the same, like several or like numbers.
+    often, in one split. There are warnings of that, of names that lack a suffix, or have
+    backslashes or another case, of files in several classes, classes without validation images,
+    and names of classes that look like the same, like several or like numbers.
 
     Args:
       path: The list, ``.csv``, ``.tsv``, ``.jsonl`` or ``.ndjson``, in UTF-8.
@@ -324,22 +324,22 @@ def _classes(path: Path, rows: list[_Row]) -> tuple[str, ...]:
 def _with_files(path: Path, root: Path, rows: list[_Row], notes: list[str]) -> list[_Row]:
     """Returns the lines with the names of files that exist.
 
-    A name that is no file's may have backslashes for slashes, or lack the file's suffix.
+    A name that is no file's may have backslashes for slashes, another case, or lack the suffix.
     """
-    by_stem: dict[Path, dict[str, list[str]]] = {}
+    names: dict[Path, dict[str, list[str]]] = {}
     found, missing = [], []
-    backslashes, no_suffix = [], []
+    backslashes, similar = [], []
     for row in rows:
         file = row.file
         if not (root / file).is_file():
             file = file.replace("\\", "/")
             if not (root / file).is_file():
-                whole = _with_suffix(root, file, by_stem)
-                if whole is None:
+                other = _similar(root, file, names)
+                if other is None:
                     missing.append(row)
                     continue
-                no_suffix.append(f"{printable(file)} is {printable(whole)}")
-                file = whole
+                similar.append(f"{printable(file)} is {printable(other)}")
+                file = other
             if "\\" in row.file:
                 backslashes.append(printable(row.file))
         found.append(row._replace(file=file))
@@ -353,27 +353,33 @@ def _with_files(path: Path, root: Path, rows: list[_Row], notes: list[str]) -> l
         )
     if backslashes:
         notes.append(f"{path.name} has paths with backslashes: {first_names(backslashes)}")
-    if no_suffix:
-        notes.append(f"{path.name} has names without a suffix: {first_names(no_suffix)}")
+    if similar:
+        notes.append(
+            f"{path.name} has names without a suffix, or in another case: {first_names(similar)}"
+        )
     return found
 
 
-def _with_suffix(root: Path, name: str, by_stem: dict[Path, dict[str, list[str]]]) -> str | None:
-    """Returns the name of the only image whose name is ``name`` and a suffix; None: none is.
+def _similar(root: Path, name: str, names: dict[Path, dict[str, list[str]]]) -> str | None:
+    """Returns the only image whose name is as given in another case, or plus a suffix; or None.
 
     Args:
       root: The directory of the images.
       name: A path in it.
-      by_stem: The images of each folder by what is before their suffix; updated.
+      names: For each folder, its images by their names in lower case, with and without suffix;
+        updated.
     """
     folder = (root / name).parent
-    if folder not in by_stem:
-        stems = by_stem[folder] = defaultdict(list)
+    if folder not in names:
+        of_folder = names[folder] = defaultdict(list)
         for file in sorted(folder.iterdir()) if folder.is_dir() else ():
             if file.name.lower().endswith(IMAGE_SUFFIXES):
-                stems[file.stem].append(file.name)
-    files = by_stem[folder].get(Path(name).name, [])
-    return str(Path(name).with_name(files[0])) if len(files) == 1 else None
+                of_folder[file.name.lower()].append(file.name)
+                of_folder[file.stem.lower()].append(file.name)
+    files = names[folder].get(Path(name).name.lower(), [])
+    if len(files) != 1 or not (folder / files[0]).is_file():
+        return None
+    return str(Path(name).with_name(files[0]))
 
 
 def _check_inside(path: Path, root: Path, rows: list[_Row], allow_outside: bool) -> None:

@@ -218,7 +218,6 @@ def test_ignored_files_give_a_warning(tmp_path):
     ("names", "folder"),
     [
         (["Train/a/1.jpg", "Validation/a/1.jpg"], "Train"),
-        (["training/a/1.jpg"], "training"),
         (["a/1.jpg", "b/1.jpg", "val/a/1.jpg"], "val"),
         (["train/a/1.jpg", "Test/a/1.jpg"], "Test"),
         (["train/a/1.jpg", "val/a/1.jpg", "Test/a/1.jpg"], "Test"),
@@ -274,6 +273,11 @@ def test_folders_of_file_systems_are_no_classes(tmp_path, name):
     write(tmp_path, "a/1.jpg", "b/1.jpg", f"{name}/1.jpg", f"a/{name}/2.jpg")
     source = open_source("folders", tmp_path)
     assert source.labels == ("a", "b") and source.splits["train"] == 2
+
+
+def test_a_folder_named_training(tmp_path):
+    write(tmp_path, "training/a/1.jpg", "training/b/1.jpg", "val/a/2.jpg")
+    assert open_source("folders", tmp_path).splits == {"train": 2, "validation": 1}
 
 
 def test_a_class_with_the_name_of_a_split(tmp_path):

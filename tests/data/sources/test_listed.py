@@ -175,9 +175,20 @@ def test_names_without_a_suffix(make):
     source = open_source("list", make(text, *NAMES))
     assert items(source, "train") == [(b"b.jpg", 1, "b.jpg"), (b"deep/a.png", 0, "deep/a.png")]
     (note,) = (own for own in source.warnings if "without a suffix" in own)
-    assert note.startswith("photos.csv has names without a suffix: b is b.jpg, deep/a is deep/a.")
+    assert "without a suffix, or in another case: b is b.jpg, deep/a is deep/a.png" in note
     with pytest.raises(UserError, match=r"1 of 4 files missing .*b, line 2\); add them"):
         open_source("list", make(text, "b.png"))  # which of two is meant is unknown
+
+
+def test_names_in_another_case(make):
+    text = CSV.replace("b.jpg", "B.JPG").replace("a.png", "A.png")
+    source = open_source("list", make(text, *NAMES))
+    assert items(source, "train") == [(b"b.jpg", 1, "b.jpg"), (b"deep/a.png", 0, "deep/a.png")]
+
+
+def test_labels_that_may_mean_that_none_is_known(make):
+    warnings = open_source("list", make(CSV.replace("dog", "NA"), *NAMES)).warnings
+    assert any(own.startswith("'NA' are classes: remove their images if") for own in warnings)
 
 
 def test_backslashes(make):
