@@ -345,7 +345,7 @@ class Job:
         trusted = [] if sys.platform == "linux" else ["--trusted_network"]
         for index, port in enumerate(ports):
             flags = [f"--host={HOST}", f"--port={port}", *trusted]
-            command = [sys.executable, "-m", "imagenet_fast", "input-server", *flags]
+            command = [sys.executable, "-c", _IMAGENET_FAST, "input-server", *flags]
             self._start(self._servers, f"input server {index}", command, environment)
         waiting = list(ports)
         while waiting and self._status is None:

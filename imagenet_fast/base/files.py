@@ -18,8 +18,8 @@ from imagenet_fast.base.outside import check_types, named_errors, parse_json, re
 from imagenet_fast.base.paths import Path, is_local, seconds_between_writes, to_path
 
 # Bytes and lines of a file of lines: more than a run writes.
-_MOST_BYTES = 2**28
-_MOST_LINES = 2**21
+_MOST_BYTES = 2**27
+_MOST_LINES = 2**19
 
 
 def write_file(path: Path, content: str | bytes) -> None:

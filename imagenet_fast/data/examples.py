@@ -6,6 +6,7 @@ their programs can read these shards, and this package theirs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from imagenet_fast.data.images import PNG_SIGNATURE
@@ -78,6 +79,21 @@ def encode_example(
         fields[JPEG_INDEX].bytes_list.value.append(jpeg_index)
     # The order of a protobuf map otherwise depends on hashes.
     return example.SerializeToString(deterministic=True)
+
+
+def label_of(fields: Mapping[str, list[Any]]) -> int:
+    """Returns the label of a record.
+
+    Args:
+      fields: Of :func:`decode_example`.
+
+    Raises:
+      ValueError: It has none, or one that is no integer of 32 bits.
+    """
+    label = next(iter(fields.get(LABEL, [])), None)
+    if not isinstance(label, int) or not -(2**31) <= label < 2**31:
+        raise ValueError(f"its label is {label!r:.100}, but must be a whole number of 32 bits")
+    return label
 
 
 def decode_example(record: bytes) -> dict[str, list[Any]]:

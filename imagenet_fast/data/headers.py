@@ -111,7 +111,7 @@ def orientation(jpeg: tf.Tensor) -> tf.Tensor:
 
 
 def _orientation_in_tiff(data: tf.Tensor) -> tf.Tensor:
-    """Returns the last orientation in a TIFF header, whose bytes are int64 [size]; 1: none."""
+    """Returns the first orientation in a TIFF header, whose bytes are int64 [size]; 1: none."""
     end = tf.size(data, tf.int64)
     begin = tf.concat([data, tf.zeros([4], tf.int64)], 0)
     little = tf.reduce_all(begin[:4] == list(b"II*\0"))
@@ -131,7 +131,7 @@ def _orientation_in_tiff(data: tf.Tensor) -> tf.Tensor:
     values = tf.where(kinds == _SHORT, number(entries + 8, 2), number(entries + 8, 4))
     found = (number(entries, 2) == _ORIENTATION) & (number(entries + 4, 4) == 1)
     found &= (kinds == _SHORT) | (kinds == _LONG)
-    return tf.concat([[1], tf.boolean_mask(values, found)], 0)[-1]
+    return tf.concat([tf.boolean_mask(values, found), [1]], 0)[0]
 
 
 def reason_of_failure(encoded: tf.Tensor, max_pixels: int) -> tf.Tensor:

@@ -45,6 +45,8 @@ _JPEG = ("JPEG", "MPO")
 # The first bytes of every JPEG and of every PNG.
 JPEG_SIGNATURE = b"\xff\xd8\xff"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_BEGIN_OF_SCAN = b"\xff\xda"
+_MOST_SCANS = 500
 
 # The formats for re-encoded images, with Pillow's options.
 ENCODINGS = {"jpeg": {"quality": 95, "subsampling": 0}, "png": {}}
@@ -158,6 +160,9 @@ def normalize_encoding(
     """
     if not data:
         raise BadImageError("empty")
+    # Each scan takes the time of a whole image; within a scan there is no such marker.
+    if data.startswith(JPEG_SIGNATURE) and data.count(_BEGIN_OF_SCAN) > _MOST_SCANS:
+        raise BadImageError(f"a JPEG of more than {_MOST_SCANS} scans")
     try:
         image = _open(data)
         if max_pixels is not None and image.width * image.height > max_pixels:
@@ -271,7 +276,7 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
             "its pixels are floats, signed or have 32 bits, so that the values of black and white "
             "are unknown; convert it to 8 or 16 bits"
         )
-    pixels = np.asarray(image).astype(np.int64)
+    pixels = np.asarray(image)
     bits = 16
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         bits = image.tag_v2[_BITS_PER_SAMPLE][0]  # Pillow does not scale 12 bits to 16

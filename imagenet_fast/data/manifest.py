@@ -29,7 +29,7 @@ from imagenet_fast.base.files import write_file
 from imagenet_fast.base.outside import Count, as_type, read_json
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.data import records
-from imagenet_fast.data.examples import LABEL, decode_example
+from imagenet_fast.data.examples import decode_example, label_of
 from imagenet_fast.data.preparation import Preparation
 
 FILE = "manifest.json"
@@ -284,9 +284,9 @@ def _read_shard(shard: Shard, path: Path) -> _Contents:
             )
             continue
         try:
-            labels[decode_example(record)[LABEL][0]] += 1
-        except (KeyError, IndexError, ValueError) as error:
-            problems.append(f"{path}: record {number - 1} has no label: {error!r}")
+            labels[label_of(decode_example(record))] += 1
+        except ValueError as error:
+            problems.append(f"{path}: record {number - 1}: {error}")
     if number != shard.examples:
         problems.append(
             f"{path}: has {counted(number, 'record')}, but {shard.examples} in the manifest"

@@ -28,7 +28,7 @@ from imagenet_fast.base.files import write_file
 from imagenet_fast.base.outside import MAX_ARRAYS, read_arrays
 from imagenet_fast.base.paths import Path
 from imagenet_fast.data import records
-from imagenet_fast.data.examples import ENCODED, LABEL, decode_example
+from imagenet_fast.data.examples import ENCODED, decode_example, label_of
 from imagenet_fast.data.images import PNG_SIGNATURE, BadImageError, EncodedImage, normalize_encoding
 from imagenet_fast.data.manifest import Manifest, Shard
 
@@ -175,13 +175,30 @@ def read_classes(manifest: Manifest, split: str, directory: Path) -> np.ndarray:
     if rows is not None:
         of_split = [shard.file in files for shard in manifest.shards]
         counts = [shard.examples for shard in manifest.shards]
-        return rows["label"][np.repeat(of_split, counts)].astype(np.int64)
-    labels = [
-        decode_example(record)[LABEL][0] + manifest.label_offset
-        for file in files
-        for record in records.read_records(directory / file)
-    ]
-    return np.array(labels, np.int64)
+        classes = rows["label"][np.repeat(of_split, counts)].astype(np.int64)
+        return _checked_classes(classes, manifest, split, directory)
+    labels = []
+    for file in files:
+        for number, record in enumerate(records.read_records(directory / file)):
+            try:
+                labels.append(label_of(decode_example(record)) + manifest.label_offset)
+            except ValueError as error:
+                raise UserError(f"{directory / file}: record {number}: {error}") from None
+    return _checked_classes(np.array(labels, np.int64), manifest, split, directory)
+
+
+def _checked_classes(
+    classes: np.ndarray, manifest: Manifest, split: str, directory: Path
+) -> np.ndarray:
+    """Returns the classes of images, after comparing their numbers with the manifest's."""
+    counts = np.array(manifest.splits[split].class_counts)
+    known = classes.size and classes.min() >= 0 and classes.max() < len(counts)
+    if not known or (np.bincount(classes, minlength=len(counts)) != counts).any():
+        raise UserError(
+            f"{directory}: the labels of {split} images are not those of the manifest: see "
+            "`imagenet-fast prepare --verify`"
+        )
+    return classes
 
 
 def update_record_bytes(
@@ -265,7 +282,7 @@ def _read_shard(path: Path, label_offset: int) -> np.ndarray:
             data = fields[ENCODED][0]
             # PNG is lossless, so that the pixels are those of the file.
             image = normalize_encoding(data, "png")._replace(data=data)
-            label = fields[LABEL][0] + label_offset
+            label = label_of(fields) + label_offset
             rows.append(describe(image, label, len(record)))
         except (BadImageError, KeyError, IndexError, ValueError) as error:
             raise UserError(f"{path}: record {number}: {error}") from error

@@ -34,6 +34,11 @@ class Preparation:
     exif: Literal["ignore", "apply"] = "ignore"
     pad_to: _Side = 0
 
+    def __post_init__(self) -> None:
+        given = [n for n in ("max_side", "shorter_side", "pad_to") if getattr(self, n)]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} cannot be combined: give one of them")
+
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Preparation:
         """Returns the one in a manifest's ``source``, or as :meth:`job` gave it.

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import heapq
 import json
+from collections import defaultdict
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import TypedDict
@@ -147,9 +148,15 @@ def update(
         file: [image for image in images if image in present] for file, images in assignment.items()
     }
     kept = {image for images in updated.values() for image in images}
+    # Copies of an image must be in one split.
+    splits = {image.file: split_of(file) for file, images in updated.items() for image in images}
     if 2 * len(kept) < sum(map(len, assignment.values())):
         return None
-    for split, members in files.items():
+    by_split: dict[str, list[ListedFile]] = defaultdict(list)
+    for own, members in files.items():
+        for image in members:
+            by_split[splits.get(image.file, own)].append(image)
+    for split, members in by_split.items():
         shards = [file for file in updated if split_of(file) == split]
         shards = [file for file in shards if file not in written] or shards
         heap = [(len(updated[file]), file) for file in shards]

@@ -18,7 +18,7 @@ import google_crc32c
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import open_new, temporary_beside
-from imagenet_fast.base.paths import Path, to_path
+from imagenet_fast.base.paths import Path, is_local, to_path
 
 HEADER = struct.Struct("<QI")  # length, masked checksum of the length's 8 bytes
 FOOTER = struct.Struct("<I")  # masked checksum of the data
@@ -199,6 +199,8 @@ class _File:
         while True:
             try:
                 if self._file is None:
+                    if is_local(self.path) and self.path.exists() and not self.path.is_file():
+                        raise UserError(f"{self.path}: is not a regular file")
                     self._file = self.path.open("rb")
                 return action(self._file)
             except OSError as error:

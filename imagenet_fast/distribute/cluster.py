@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -178,9 +179,9 @@ def hosts_of(nodelist: str) -> list[str]:
         if not name or not re.fullmatch(r"[\w.-]*", "".join(parts[::2])):
             raise ValueError(f"not a list of hosts: {nodelist!r}")
         choices = [[part] if index % 2 == 0 else _numbers(part) for index, part in enumerate(parts)]
-        hosts += map("".join, itertools.product(*choices))
-        if len(hosts) > _MOST_HOSTS:
+        if len(hosts) + math.prod(map(len, choices)) > _MOST_HOSTS:
             raise ValueError(f"more than {_MOST_HOSTS:,} hosts: {nodelist[:100]!r}")
+        hosts += map("".join, itertools.product(*choices))
     return hosts
 
 

@@ -120,7 +120,7 @@ class ModelOptions(SharedOptions):
         18,
         "normal cells of amoebanet_b and amoebanet_d, L in GPipe's (L, D), in three stages",
         group="model",
-        check=Check(lambda value: value in range(3, 601, 3), "be a multiple of 3 in [3, 600]"),
+        check=Check(lambda value: value in range(3, 151, 3), "be a multiple of 3 in [3, 150]"),
         beside=_AMOEBANETS,
     )
     cell_filters: int = option(

@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 from tensorflow.core.framework import types_pb2
-from tensorflow.core.protobuf import tensor_bundle_pb2
+from tensorflow.core.protobuf import tensor_bundle_pb2, trackable_object_graph_pb2
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.outside import read_bounded
@@ -27,6 +27,10 @@ from imagenet_fast.base.paths import Path, to_path
 
 # A variable's entry has about 100 bytes.
 _LARGEST_INDEX = 2**26
+# Names and owners of the tensors: of large networks a few megabytes, and a few objects a tensor.
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_LARGEST_GRAPH = 2**24
+_MOST_OBJECTS = 64
 _FOOTER = 48
 _MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
 # Each string has its length in the file, in up to 10 bytes, and one checksum follows the lengths.
@@ -120,6 +124,8 @@ def _check(prefix: Path) -> None:
         _check_entry(entry, name, sizes[entry.shard_id])
         if entry.dtype == types_pb2.DT_STRING:
             _check_strings(entry, name, files[entry.shard_id])
+        if name == OBJECT_GRAPH:
+            _check_graph(entry, files[entry.shard_id], len(entries))
         claimed[entry.shard_id] += entry.size
     for shard, size in claimed.items():
         if size > sizes[shard]:
@@ -159,7 +165,9 @@ def _bytes_of_one(number: int, name: str) -> int:
         dtype = tf.as_dtype(number)
     except TypeError:
         raise ValueError(f"{name} is of an unknown type") from None
-    if not (dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex):
+    if dtype != dtype.base_dtype or not (
+        dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex
+    ):
         raise ValueError(f"{name} is of type {dtype.name}")
     return dtype.size
 
@@ -176,6 +184,30 @@ def _check_strings(entry: tensor_bundle_pb2.BundleEntryProto, name: str, file: P
         total += length
     if place + _CHECKSUM_BYTES + total != entry.size:
         raise ValueError(f"the strings of {name} have {total:,} bytes, of {entry.size:,}")
+
+
+def _check_graph(entry: tensor_bundle_pb2.BundleEntryProto, file: Path, tensors: int) -> None:
+    """Checks the graph of objects, of which TensorFlow makes Python objects before it restores."""
+    if entry.dtype != types_pb2.DT_STRING or entry.shape.dim or entry.size > _LARGEST_GRAPH:
+        raise ValueError(f"{OBJECT_GRAPH} is no text of up to {_LARGEST_GRAPH:,} bytes")
+    with file.open("rb") as opened:
+        opened.seek(entry.offset)
+        data = opened.read(entry.size)
+    _, begin = _varint(data, 0)
+    graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(
+        data[begin + _CHECKSUM_BYTES :]
+    )
+    nodes = len(graph.nodes)
+    links = 0
+    for node in graph.nodes:
+        others = [child.node_id for child in node.children]
+        others += [slot.original_variable_node_id for slot in node.slot_variables]
+        others += [slot.slot_variable_node_id for slot in node.slot_variables]
+        links += len(others)
+        if max(nodes, links) > _MOST_OBJECTS * (tensors + 1000):
+            raise ValueError(f"{OBJECT_GRAPH} has too many objects for {tensors:,} tensors")
+        if not all(0 <= other < nodes for other in others):
+            raise ValueError(f"{OBJECT_GRAPH} names objects that it does not have")
 
 
 def _entries(index: bytes) -> Iterator[tuple[bytes, bytes]]:

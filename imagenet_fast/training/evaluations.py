@@ -34,7 +34,7 @@ class Evaluations:
         best = state.get("best", last)
         if not {"step", "top1"} <= best.keys():  # there was no evaluation
             best = {}
-        return cls(last, best, state.get("evaluations_since_best", 0))
+        return cls(last, best, state.get("evaluations_since_best", 0) if best else 0)
 
     def state(self) -> dict[str, Any]:
         """Returns the values to save in a checkpoint."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any, Union
 
@@ -13,6 +14,7 @@ from imagenet_fast.base.paths import to_path
 # A row; :class:`Recorder` lists its values.
 Row = dict[str, Any]
 METRICS_FILE = "metrics.jsonl"
+_LARGEST = 1e30
 
 
 class JsonLines:
@@ -43,7 +45,13 @@ class JsonLines:
 def read_rows(model_dir: str) -> list[Row]:
     """Returns the rows of ``metrics.jsonl``, without damaged lines."""
     types = {"kind": str, "step": Count}
-    return read_objects(to_path(model_dir, METRICS_FILE), types, Union[float, None])
+    rows = read_objects(to_path(model_dir, METRICS_FILE), types, Union[float, None])
+    return [row for row in rows if all(map(_is_usual, row.values()))]
+
+
+def _is_usual(value: Any) -> bool:
+    """Whether charts can show a value; they leave out those that are not finite."""
+    return not isinstance(value, float) or not math.isfinite(value) or abs(value) <= _LARGEST
 
 
 def best_evaluation(rows: Sequence[Row]) -> Row:

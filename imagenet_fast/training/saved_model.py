@@ -10,11 +10,10 @@ from tensorflow.core.protobuf import saved_model_pb2, trackable_object_graph_pb2
 
 from imagenet_fast.base.outside import read_bounded
 from imagenet_fast.base.paths import Path
-from imagenet_fast.training.checkpoint_sizes import claimed_too_large
+from imagenet_fast.training.checkpoint_sizes import OBJECT_GRAPH, claimed_too_large
 
 # Of large networks with 20,000 classes, 10 MB; in memory it may be 70 times as large.
 _LARGEST_GRAPH = 2**24
-_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 def read_saved_model(path: Path, limit: int) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
@@ -41,11 +40,11 @@ def _variables(prefix: str, limit: int) -> dict[str, np.ndarray]:
         raise ValueError(refused)
     reader = tf.train.load_checkpoint(prefix)
     dtypes, shapes = reader.get_variable_to_dtype_map(), reader.get_variable_to_shape_map()
-    if dtypes.get(_OBJECT_GRAPH) != tf.string or shapes[_OBJECT_GRAPH]:
+    if dtypes.get(OBJECT_GRAPH) != tf.string or shapes[OBJECT_GRAPH]:
         raise ValueError(f"{prefix} does not name its variables")
     try:
         graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(
-            reader.get_tensor(_OBJECT_GRAPH)
+            reader.get_tensor(OBJECT_GRAPH)
         )
     except DecodeError:
         raise ValueError(f"the names of variables in {prefix} are damaged") from None

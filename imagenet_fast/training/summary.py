@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any, TypedDict, Union
+from typing import Annotated, Any, TypedDict, Union
+
+import msgspec
 
 from imagenet_fast.base import environment
 from imagenet_fast.base.files import write_file
@@ -21,7 +23,7 @@ FILE = "summary.json"
 # What the last line of a run shows.
 _SHOWN = {
     "top1": Union[float, None],
-    "epochs": float,
+    "epochs": Annotated[float, msgspec.Meta(ge=0, le=1e9)],
     "train_seconds": float,
     "wall_seconds": float,
     "images_per_second": float,

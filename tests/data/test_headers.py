@@ -11,6 +11,7 @@ import tensorflow as tf
 from PIL import Image
 
 from imagenet_fast import Config
+from imagenet_fast.data import headers
 from imagenet_fast.data.decode import evaluation_image
 from imagenet_fast.data.headers import NO_IMAGE, check_header, image_size, reason_of_failure
 from imagenet_fast.data.images import TooManyPixelsError, normalize_encoding
@@ -204,3 +205,28 @@ def test_only_cmyk_jpegs_are_changed():
     np.testing.assert_array_equal(
         tf.io.decode_jpeg(checked, channels=3), tf.io.decode_jpeg(cmyk, channels=3)
     )
+
+
+@pytest.mark.parametrize("byte_order", "<>")
+@pytest.mark.parametrize("orientations", [(), (6,), (1, 6), (6, 1), (9,), (0,)])
+def test_orientation_is_the_one_that_pillow_reads(byte_order, orientations):
+    entries = b"".join(
+        struct.pack(f"{byte_order}HHIHH", 0x0112, 3, 1, value, 0) for value in orientations
+    )
+    magic = b"II*\0" if byte_order == "<" else b"MM\0*"
+    tiff = magic + struct.pack(f"{byte_order}IH", 8, len(orientations)) + entries + bytes(4)
+    file = io.BytesIO()
+    Image.new("L", (8, 8)).save(file, "JPEG", exif=b"Exif\0\0" + tiff)
+    found = int(headers.orientation(tf.constant(file.getvalue())))
+    expected = Image.open(file).getexif().get(0x0112, 1)
+    assert found == (expected if 1 <= expected <= 8 else 1)
+
+
+@pytest.mark.parametrize("length", range(0, 60, 7))
+def test_an_orientation_in_damaged_exif(length):
+    file = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("L", (8, 8)).save(file, "JPEG", exif=exif.tobytes()[: 6 + length])
+    assert 1 <= int(headers.orientation(tf.constant(file.getvalue()))) <= 8
+    assert int(headers.orientation(tf.constant(file.getvalue()[: min(length, 40)]))) == 1

@@ -545,3 +545,13 @@ def test_a_png_whose_exif_is_no_number_is_an_image_all_the_same():
     with pytest.raises(ValueError, match="hexadecimal"):
         Image.open(io.BytesIO(data)).getexif()
     assert normalize_encoding(data, exif="apply").converted_from == "PNG"
+
+
+def test_a_jpeg_of_many_scans_is_refused():
+    """Each takes the time of a whole image."""
+    data = encoded(Image.fromarray(RAMP), "JPEG", progressive=True)
+    begin = data.rindex(b"\xff\xda")
+    scan = data[begin : data.rindex(b"\xff\xd9")]
+    normalize_encoding(data[:begin] + 100 * scan + data[begin:])
+    with pytest.raises(BadImageError, match="a JPEG of more than 500 scans"):
+        normalize_encoding(data[:begin] + 500 * scan + data[begin:])

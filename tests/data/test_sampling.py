@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 
 import numpy as np
@@ -10,8 +11,10 @@ import tensorflow as tf
 from small_network import small_network
 
 from imagenet_fast import Config, UserError, build_model, make_dataset
-from imagenet_fast.data import metadata
+from imagenet_fast.data import metadata, records
+from imagenet_fast.data.examples import LABEL, decode_example
 from imagenet_fast.data.info import SplitInfo, read_info
+from imagenet_fast.data.manifest import read_manifest, verify
 from imagenet_fast.data.order import part_of, training_order
 from imagenet_fast.data.prepare import prepare
 from imagenet_fast.data.sampling import Sampling, class_shares, make_sampling
@@ -149,6 +152,38 @@ def test_classes_are_read_from_the_shards_where_their_metadata_are_gone(unbalanc
     assert sorted(expected) == sorted(CLASSES)
     monkeypatch.setattr(metadata, "_load", lambda *_: None)
     np.testing.assert_array_equal(make_sampling(config, read_info(config)).classes, expected)
+
+
+@pytest.mark.parametrize("labels", [[0] * 60, [0] * 59 + [9], [0] * 59 + [-1]])
+def test_labels_that_contradict_the_manifest(unbalanced, monkeypatch, labels):
+    """Those of others may be anything."""
+    manifest = read_manifest(unbalanced)
+    rows = metadata.read_metadata(manifest, pathlib.Path(unbalanced)).copy()
+    rows["label"][:60] = labels
+    monkeypatch.setattr(metadata, "_load", lambda *_: rows)
+    config = config_of(unbalanced)
+    with pytest.raises(UserError, match="labels of train images are not those of the manifest"):
+        make_sampling(config, read_info(config))
+
+
+def test_a_record_without_a_label(unbalanced, tmp_path):
+    shutil.copytree(unbalanced, tmp_path / "data")
+    (tmp_path / "data" / "data.npz").unlink()
+    for path in (tmp_path / "data").glob("train-*"):
+        examples = [decode_example(record) for record in records.read_records(path)]
+        feature = tf.train.Feature(float_list=tf.train.FloatList(value=[1.0]))
+        example = tf.train.Example(features=tf.train.Features(feature={LABEL: feature}))
+        records.write_records(path, [example.SerializeToString()] * len(examples))
+    sizes = json.loads((tmp_path / "data" / "manifest.json").read_text())
+    for shard in sizes["splits"]["train"]["shards"]:
+        shard["bytes"] = (tmp_path / "data" / shard["file"]).stat().st_size
+    (tmp_path / "data" / "manifest.json").write_text(json.dumps(sizes))
+    config = config_of(str(tmp_path / "data"))
+    message = r"record 0: its label is 1.0, but must be a whole number of 32 bits"
+    with pytest.raises(UserError, match=message):
+        make_sampling(config, read_info(config))
+    problems = verify(tmp_path / "data", progress=False)
+    assert any(re.search(message, problem) for problem in problems)
 
 
 def test_a_class_without_images(tmp_path):

@@ -73,7 +73,9 @@ FILES = {
 
 
 @pytest.mark.parametrize(
-    "values", [*CHOICES, {"pad_to": 64}, {"pad_to": 64, "exif": "apply", "max_side": 50}], ids=str
+    "values",
+    [*CHOICES, {"pad_to": 64}, {"pad_to": 64, "exif": "apply", "encoding": "png"}],
+    ids=str,
 )
 def test_a_graph_does_what_prepare_does(values):
     preparation = Preparation(**values)

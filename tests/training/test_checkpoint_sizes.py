@@ -21,7 +21,7 @@ from checkpoint_writer import (
 )
 
 from imagenet_fast.training import checkpoint_sizes
-from imagenet_fast.training.checkpoint_sizes import claimed_too_large
+from imagenet_fast.training.checkpoint_sizes import OBJECT_GRAPH, claimed_too_large
 
 DATA = struct.pack("<4f", 1, 2, 3, 4)
 GOOD = entry([4], 16, crc32c=checksum(DATA))
@@ -72,6 +72,7 @@ def test_what_the_writer_here_writes(tmp_path):
         (entry([4], 16, offset=-8), DATA, "a is at -8"),
         (entry([4], 16, shard_id=7), DATA, "names other files than its 1"),
         (entry([4], 16, dtype=200), DATA, "a is of an unknown type"),
+        (entry([4], 16, dtype=101), DATA, "a is of type float32_ref"),
         (entry([], 16, dtype=VARIANT), DATA, "a is of type variant"),
         (entry([4], 16, dtype=INT64), DATA, "a has shape"),
         (entry([], 14, dtype=STRING), strings(2**60), "the strings of a have 1,152,921"),
@@ -140,3 +141,33 @@ def test_names_that_share_their_beginnings(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint_sizes, "read_bounded", lambda *_: content)
     monkeypatch.setattr(checkpoint_sizes, "_LARGEST_INDEX", 1000)
     assert "its names are too long" in claimed_too_large(str(tmp_path / "ckpt"))
+
+
+def with_graph(tmp_path, content, dtype=STRING, shape=()):
+    data = varint(len(content)) + bytes(4) + content
+    write_checkpoint(
+        tmp_path / "ckpt", {OBJECT_GRAPH.encode(): entry(shape, len(data), dtype=dtype)}, data
+    )
+    return claimed_too_large(str(tmp_path / "ckpt"))
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (b"junk", "Error parsing message|is damaged"),
+        (b"\n\0" * 70_000, "has too many objects for 1 tensors"),
+        (b"\n\4\n\2\x08\7", "names objects that it does not have"),
+        (b"\n\6\x1a\4\x08\0\x18\7", "names objects that it does not have"),
+        (b"\n\4\n\2\x08\0", None),
+    ],
+)
+def test_a_graph_of_objects_that_is_not_true(tmp_path, graph, message):
+    """TensorFlow would raise all kinds of errors, or make objects for hours."""
+    found = with_graph(tmp_path, graph)
+    assert found is None if message is None else re.search(message, found)
+
+
+def test_a_graph_of_objects_of_another_size_or_type(tmp_path, monkeypatch):
+    assert "is no text" in with_graph(tmp_path, bytes(3), dtype=INT64, shape=())
+    monkeypatch.setattr(checkpoint_sizes, "_LARGEST_GRAPH", 8)
+    assert "is no text of up to 8 bytes" in with_graph(tmp_path, b"\n\0" * 8)

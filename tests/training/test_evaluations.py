@@ -72,3 +72,9 @@ def test_a_best_evaluation_without_an_accuracy_is_none(best):
     assert restored.best == {}
     restored.add({"step": 4, "top1": 0.25})
     assert restored.best["step"] == 4
+
+
+def test_a_state_without_a_best_evaluation_does_not_stop():
+    state = {"validation": {}, "best": {}, "evaluations_since_best": 5}
+    evaluations = Evaluations.from_state(state)
+    assert evaluations.reason_to_stop(Config(early_stopping=3)) == ""

@@ -1,6 +1,7 @@
 """The file of a run's rows, also after kills and damage."""
 
 import json
+import math
 import pathlib
 
 import pytest
@@ -95,3 +96,10 @@ def test_rows_of_other_types_are_skipped(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     assert read_rows(str(tmp_path)) == [{"kind": "train", "step": 1}]
     assert "damaged and skipped" in capsys.readouterr().err
+
+
+def test_numbers_that_no_chart_shows_are_left_out(tmp_path):
+    rows = [{"kind": "train", "step": n, "loss": loss} for n, loss in enumerate((1.0, 1e308))]
+    rows.append({"kind": "train", "step": 2, "loss": math.nan})  # of a run that has diverged
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert [row["step"] for row in read_rows(str(tmp_path))] == [0, 2]

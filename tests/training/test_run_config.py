@@ -52,8 +52,8 @@ def test_every_option_that_names_a_server_or_a_folder_is_left_out(run):
     left_out = {name for name in fields if not fields[name].metadata["in_files_of_runs"]}
     assert left_out == set(FOREIGN)
     named = {name for name in fields if name.endswith(("_dir", "_servers", "tpu", "_weights"))}
-    # Handled on their own: where the run is, and two that are read only.
-    assert named - left_out == {"model_dir", "data_dir", "initial_weights"}
+    # Handled on their own: where the run is, and three that are read only.
+    assert named - left_out == {"model_dir", "data_dir", "initial_weights", "class_weights"}
 
 
 @pytest.mark.parametrize("name", FOREIGN)
@@ -162,7 +162,7 @@ def test_commands_do_not_import_what_a_run_names(tmp_path, command):
         (b'{"size_ramp": "' + b"1," * 10 + b'x"}', "must be"),
         (b'{"image_size": 60000}', "image_size is 60000, but must be in .1, 8192."),
         (b'{"data_threads": 100000}', "data_threads is 100000, but must be in .0, 1024."),
-        (b'{"model": "amoebanet_d", "normal_cells": 99999}', "must be a multiple of 3 in .3, 600."),
+        (b'{"model": "amoebanet_d", "normal_cells": 99999}', "must be a multiple of 3 in .3, 150."),
         (json.dumps({"decay_at": ["1 step"] * 2000}).encode(), "decay_at has 2,000 values"),
         (json.dumps({"decay_at": "1 step," * 2000}).encode(), "decay_at has 2,000 values"),
         (json.dumps({"model": "__import__('os').system('true')"}).encode(), "does not exist"),

@@ -64,6 +64,12 @@ def open_folders(
     folders = _split_folders(path)
     labels = _class_names(folders["train"])
     warnings = warnings_of_names(labels)
+    if folders["train"] != path:
+        used = {folder.name for folder in folders.values()}
+        others = [printable(name) for name in _names(path) if name not in used]
+        if others:
+            names = first_names(others)
+            warnings += (f"folders beside {folders['train'].name} are ignored: {names}",)
     if "test" in folders and not set(_names(folders["test"])) & set(labels):
         warnings += (
             f"{folders['test']} is ignored: it has none of the class folders of {folders['train']}",

@@ -172,7 +172,8 @@ def open_huggingface(
                 for split, split_rows in rows.items()
             }
         labels, numbers, warnings = _labels(datasets, path, rows, label_column)
-    rows = {split: rows[split] for split in numbers}
+    # Of a row that is read, the library decodes all columns, which may name any file or address.
+    rows = {split: rows[split].select_columns(formats) for split in numbers}
     chosen = {split: (split, np.arange(len(labels))) for split, labels in numbers.items()}
     if "validation" not in rows:
         out = hold_out(numbers["train"], holdout, seed)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import multiprocessing
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -269,11 +271,9 @@ def _parse_meta(data: bytes, path: Path) -> dict[int, tuple[str, str]]:
     except ImportError as error:
         raise UserError(f"{path}: reading it needs SciPy: {how_to_install('imagenet')}") from error
     try:
-        with limited_memory(_MAX_META):
-            file = loadmat(io.BytesIO(data), squeeze_me=True, variable_names=["synsets"])
-        table = file["synsets"]
-        columns = [np.atleast_1d(table[name]) for name in ("ILSVRC2012_ID", "WNID", "words")]
-        rows = [(int(number), str(synset), str(words)) for number, synset, words in zip(*columns)]
+        # SciPy's reader ends the process where arrays are nested too deeply.
+        with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+            rows = pool.submit(_rows_of_meta, loadmat, data).result()
     except Exception as error:  # SciPy may raise any class for other files
         raise UserError(f"{path}: is not ILSVRC 2012's: {type(error).__name__}: {error}") from error
     classes = {number: (synset, words) for number, synset, words in rows if number <= _CLASSES}
@@ -286,6 +286,14 @@ def _parse_meta(data: bytes, path: Path) -> dict[int, tuple[str, str]]:
     ):
         raise UserError(f"{path}: is not ILSVRC 2012's: its classes are not synsets 1, 2, ...")
     return classes
+
+
+def _rows_of_meta(loadmat: Callable[..., Any], data: bytes) -> list[tuple[int, str, str]]:
+    with limited_memory(_MAX_META):
+        file = loadmat(io.BytesIO(data), squeeze_me=True, variable_names=["synsets"])
+    table = file["synsets"]
+    columns = [np.atleast_1d(table[name]) for name in ("ILSVRC2012_ID", "WNID", "words")]
+    return [(int(number), str(synset), str(words)) for number, synset, words in zip(*columns)]
 
 
 @contextmanager

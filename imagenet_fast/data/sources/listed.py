@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -175,7 +176,7 @@ def _lines(path: Path, notes: list[str]) -> Iterator[tuple[int, Mapping[str, Any
             if delimiter != _DELIMITERS[suffix]:
                 notes.append(f"{path.name}: its columns are separated by {delimiter!r}")
             whole = itertools.chain([header], lines)
-            reader = csv.DictReader(whole, delimiter=delimiter, strict=True)
+            reader = csv.DictReader(whole, delimiter=delimiter, strict=True, skipinitialspace=True)
             counts = Counter(reader.fieldnames or [])
             twice = next((name for name, count in counts.items() if count > 1), None)
             if twice is not None:
@@ -283,7 +284,7 @@ def _with_copies(
     first: dict[Path, _Row] = {}
     counts: Counter[Path] = Counter()
     for row in rows:
-        file = root / row.file
+        file = Path(os.path.normpath(root / row.file))
         other = first.setdefault(file, row)
         if (other.label, other.split) != (row.label, row.split):
             raise UserError(

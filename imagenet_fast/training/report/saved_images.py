@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from imagenet_fast.base.files import write_file
+from imagenet_fast.base.option import MOST_PIXELS
 from imagenet_fast.base.outside import read_arrays
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.training.report.error_analysis import ErrorAnalysis
@@ -20,6 +21,7 @@ ERROR_ANALYSIS_FILE = "examination.npz"
 
 # More than a run saves; pages and figures show each.
 _MOST_IMAGES = 100
+_MOST_ENTRIES = 2**20  # of a confusion matrix
 
 _Saved = TypeVar("_Saved", InputImages, ErrorAnalysis)
 
@@ -113,7 +115,9 @@ def _load(path: Path, kind: type[_Saved], classes: int) -> _Saved | None:
         images = arrays["images"]
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
             return None
-        if len(images) > _MOST_IMAGES:
+        if len(images) > _MOST_IMAGES or not all(
+            0 < side <= MOST_PIXELS for side in images.shape[1:]
+        ):
             return None
         valid = all(_is_valid(name, array, len(images), classes) for name, array in arrays.items())
         return kind(**{name: _plain(array) for name, array in arrays.items()}) if valid else None
@@ -128,11 +132,15 @@ def _is_valid(name: str, array: np.ndarray, images: int, classes: int) -> bool:
     if name == "step":
         return array.shape == () and array.dtype.kind == "i"
     if name == "confusion":
-        named = array[:, :2] if array.ndim == 2 and array.shape[1] == 3 else np.array([-1])
-        return array.dtype.kind == "i" and array.min(initial=0) >= 0 and _in_range(named, classes)
+        if array.dtype.kind != "i" or array.ndim != 2 or array.shape[1] != 3:
+            return False
+        few = len(array) <= min(classes**2, _MOST_ENTRIES)
+        return few and array.min(initial=0) >= 0 and _in_range(array[:, :2], classes)
     if array.shape != (images,):
         return False
-    return array.dtype.kind == "f" or (array.dtype.kind == "i" and _in_range(array, classes))
+    if name in ("labels", "partners", "answers"):
+        return array.dtype.kind == "i" and _in_range(array, classes)
+    return array.dtype.kind == "f"
 
 
 def _in_range(numbers: np.ndarray, classes: int) -> bool:

@@ -275,6 +275,12 @@ def test_folders_of_file_systems_are_no_classes(tmp_path, name):
     assert source.labels == ("a", "b") and source.splits["train"] == 2
 
 
+def test_folders_beside_train_are_told(tmp_path):
+    write(tmp_path, "train/a/1.jpg", "val/a/2.jpg", "testing/a/3.jpg", "extra/4.jpg")
+    warnings = open_source("folders", tmp_path).warnings
+    assert "folders beside train are ignored: extra, testing" in warnings
+
+
 def test_a_folder_named_training(tmp_path):
     write(tmp_path, "training/a/1.jpg", "training/b/1.jpg", "val/a/2.jpg")
     assert open_source("folders", tmp_path).splits == {"train": 2, "validation": 1}

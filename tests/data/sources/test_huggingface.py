@@ -139,6 +139,22 @@ def test_pictures_beside_tables_are_ignored(tmp_path):
     assert source.labels == tuple(CLASSES)
 
 
+def test_other_columns_of_images_are_not_opened(tmp_path):
+    """They may name any file, or any address."""
+    images = [{"bytes": image, "path": None} for image in IMAGES[:4]]
+    others = [{"bytes": None, "path": "/dev/ptmx"}] * 4
+    features = datasets.Features(
+        {"image": datasets.Image(), "mask": datasets.Image(), "label": datasets.Value("int64")}
+    )
+    rows = {"image": images, "mask": others, "label": [0, 1, 0, 1]}
+    table = pyarrow.table(rows).replace_schema_metadata(features.arrow_schema.metadata)
+    (tmp_path / "own").mkdir()
+    pyarrow.parquet.write_table(table, tmp_path / "own" / "train.parquet")
+    source = open_source("huggingface", tmp_path / "own", image_column="image", allow_outside=True)
+    assert source.read("train", 0).image == IMAGES[0]
+    assert set(source._rows["train"].features) == {"image"}
+
+
 def test_names_with_several_dots_in_a_tar(tmp_path):
     """WebDataset would take most of them for other columns, and train on the rest."""
     (tmp_path / "own").mkdir()

@@ -4,6 +4,7 @@ import io
 import os
 import pathlib
 import signal
+import struct
 import subprocess
 import sys
 import tarfile
@@ -199,6 +200,30 @@ def saved(**variables):
     buffer = io.BytesIO()
     savemat(buffer, variables)
     return buffer.getvalue()
+
+
+def nested(depth):
+    """A MAT-file of a cell in a cell in a cell ..., which SciPy reads by a function for each."""
+
+    def element(kind, data):
+        return struct.pack("<II", kind, len(data)) + data + bytes(-len(data) % 8)
+
+    def of_one(name):  # flags, dimensions and name of a 1 x 1 cell array
+        flags = element(6, struct.pack("<II", 1, 0))
+        return flags + element(5, struct.pack("<ii", 1, 1)) + element(1, name)
+
+    header = b"MATLAB 5.0 MAT-file".ljust(124) + struct.pack("<HH", 0x0100, 0x4D49)
+    inner = of_one(b"")
+    sizes = [len(inner) + (len(inner) + 8) * below for below in range(depth)]
+    cells = b"".join(struct.pack("<II", 14, size) + inner for size in reversed(sizes))
+    return header + element(14, of_one(b"synsets") + cells)
+
+
+def test_arrays_that_are_nested_too_deeply_for_scipy(downloads):
+    """Its reader ends the process."""
+    write_devkit(downloads, DEVKIT_SYNSETS, ANSWERS, meta=nested(100_000))
+    with pytest.raises(UserError, match=r"meta.mat: is not ILSVRC 2012's: BrokenProcessPool"):
+        open_source("imagenet", downloads)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.data import prepare_plan
 from imagenet_fast.data.prepare import prepare
-from imagenet_fast.data.sources import listed, open_source
+from imagenet_fast.data.sources import ListedFile, listed, open_source
 
 
 @pytest.fixture
@@ -146,10 +147,34 @@ def test_repeated_lines_are_prepared_and_resume(make, tmp_path):
     assert content == {file.name: file.read_bytes() for file in directory.iterdir()}
 
 
+def test_spaces_before_quotes(make):
+    source = open_source("list", make('image, label\na.jpg, "x"\n', "a.jpg"))
+    assert source.labels == ("x",)
+
+
+def test_a_copy_that_is_added_goes_to_the_split_of_the_first(make):
+    old = {"train": [ListedFile(f"{n}.jpg", 0, 1) for n in range(9)]}
+    held_out = ListedFile("9.jpg", 0, 1)
+    assignment = {
+        "train-00000-of-00001": old["train"],
+        "validation-00000-of-00001": [held_out],
+    }
+    copies = [image._replace(copy=1) for image in (*old["train"], held_out)]
+    now = {"train": [*old["train"][1:], held_out, *copies], "validation": [old["train"][0]]}
+    updated = prepare_plan.update(assignment, now, set())
+    names = {split: {image.file for image in images} for split, images in updated.items()}
+    assert not set.intersection(*names.values())
+    assert sorted(map(len, updated.values())) == [2, 18]
+
+
 def test_the_same_file_under_another_path(make, tmp_path):
-    path = make("image,label\na.jpg,x\n./a.jpg,x\nb.jpg,y\n", "a.jpg", "b.jpg")
+    path = make("image,label\na.jpg,x\n./a.jpg,x\nsub/../b.jpg,y\n", "a.jpg", "b.jpg", "sub/c.jpg")
     source = open_source("list", path)
-    assert sorted(name for _, _, name in items(source, "train")) == ["a.jpg", "a.jpg", "b.jpg"]
+    names = [name for _, _, name in items(source, "train")]
+    assert sorted(names) == ["a.jpg", "a.jpg", "sub/../b.jpg"]
+    text = "image,label\nb.jpg,x\nsub/../b.jpg,y\n"
+    with pytest.raises(UserError, match="but 'y' in train in line 3"):
+        open_source("list", make(text))
     text = f"image,label,split\na.jpg,x,train\n{tmp_path / 'a.jpg'},x,test\n"
     with pytest.raises(UserError, match="but 'x' in test in line 3"):
         open_source("list", make(text))

@@ -153,3 +153,18 @@ def test_damaged_files_are_ignored(tmp_path, inputs, damage):
     path = tmp_path / "input_images.npz"
     path.write_bytes(damage(path.read_bytes()))
     assert load_inputs(str(tmp_path), 3) is None
+
+
+def test_values_that_no_run_saves(tmp_path, inputs, analysis):
+    """Pages and charts would fail, or never end."""
+    of_floats = {"labels": np.array([0.5] * len(inputs.images), np.float32)}
+    empty = {"images": inputs.images[:, :0]}
+    wide = {"images": np.zeros([len(inputs.images), 1, 8193, 3], np.uint8)}
+    for changes in (of_floats, empty, wide):
+        save_inputs(str(tmp_path), type(inputs)(**{**vars(inputs), **changes}), LABELS, 3, None)
+        assert load_inputs(str(tmp_path), 3) is None
+    repeated = {"confusion": np.repeat(analysis.confusion[:1], 10, 0)}
+    save_error_analysis(
+        str(tmp_path), type(analysis)(**{**vars(analysis), **repeated}), LABELS, None
+    )
+    assert load_error_analysis(str(tmp_path), 3) is None
