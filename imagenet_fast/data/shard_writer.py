@@ -73,11 +73,12 @@ class ShardWriter:
         self._images = sum(source.splits.values())
         self._progress = progress
         self._skipped: list[Skipped] = []
-        # What workers tell: the number of images done, and those that they skip.
+        # What workers tell: the number of images done, and those that they skip. One that is killed
+        # may leave a lock locked: this process uses none.
         context = multiprocessing.get_context("fork")
         self._done = context.Value("q", 0)
         self._told = context.SimpleQueue()
-        self._stopped = context.Event()
+        self._stopped = context.RawValue("b", 0)
 
     def run(
         self,
@@ -142,7 +143,7 @@ class ShardWriter:
                     futures, _SECONDS_BETWEEN_UPDATES, return_when=FIRST_COMPLETED
                 )
                 self._hear()
-                bar.update(before + self._done.value - bar.n)
+                bar.update(before + self._done.get_obj().value - bar.n)
                 for future in ended:
                     finish(future.result())
                 self._check_skipped()
@@ -153,7 +154,7 @@ class ShardWriter:
             ) from None
         finally:
             # After an error or Ctrl-C, shards are not finished.
-            self._stopped.set()
+            self._stopped.value = 1
             pool.shutdown(wait=False, cancel_futures=True)
             while not all(future.done() for future in futures):
                 self._hear()  # a worker may wait until it is heard
@@ -177,7 +178,7 @@ class ShardWriter:
         def examples() -> Iterator[bytes]:
             nonlocal unindexed
             for number, index in task.places.tolist():
-                if self._stopped.is_set():
+                if self._stopped.value:
                     raise CancelledError
                 item = self._read(splits[number], index)
                 try:
