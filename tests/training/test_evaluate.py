@@ -81,7 +81,13 @@ def test_a_batch_of_more_images_than_there_are(config, saved, expected):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"width": 10**6}, {"model": "amoebanet_d", "normal_cells": 150, "image_size": 32}]
+    "changes",
+    [
+        {"width": 10**6},
+        pytest.param(
+            {"model": "amoebanet_d", "normal_cells": 150, "image_size": 32}, marks=pytest.mark.long
+        ),
+    ],
 )
 def test_a_network_that_is_larger_than_the_checkpoint(config, saved, tmp_path, changes):
     """A configuration of others may ask for any memory."""
