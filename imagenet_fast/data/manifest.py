@@ -126,7 +126,7 @@ class Manifest:
 
     @property
     def preparation(self) -> Preparation | None:
-        """What was done to the images; None: unknown."""
+        """What was done to the images, or None if that is unknown."""
         return Preparation.of(self.source) if self.source else None
 
     @property

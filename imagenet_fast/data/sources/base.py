@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.data.images import BadImageError
+from imagenet_fast.data import images
 
 # Labels above this are assumed not to be class indices, and lists above it not of classes.
 MAX_CLASSES = 1_000_000
@@ -25,7 +25,7 @@ class Item(NamedTuple):
       filename: Its name in the source, for display.
     """
 
-    image: bytes | np.ndarray | BadImageError
+    image: bytes | np.ndarray | images.BadImageError
     label: int
     filename: str
 
