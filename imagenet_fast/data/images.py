@@ -152,7 +152,7 @@ def normalize_encoding(
         ``apply`` turns them by the EXIF orientation and re-encodes them. A TIFF's own orientation
         is always applied.
       pad_to: Images of at most this height and width are padded with zeros to both, and re-encoded;
-        an odd pixel is added at the bottom or right.
+        an odd pixel is added at the bottom or right. Not with ``size_limit``.
 
     Raises:
       TooManyPixelsError: It has more than ``max_pixels``.
@@ -170,11 +170,10 @@ def normalize_encoding(
                 f"{image.width} x {image.height} pixels, more than the limit of {max_pixels}"
             )
         size = size_limit.smaller(*image.size)
-        box = _draft(image, size) if size and max(image.size) > pad_to else None
+        box = _draft(image, size) if size else None
         image.load()
-        padded = _padded(image.size, pad_to)
         if box is None:  # older versions of Pillow turn a TIFF only when it is loaded
-            size = size_limit.smaller(*(padded or image.size))
+            size = size_limit.smaller(*image.size)
     except Image.UnidentifiedImageError as error:  # its message contains a memory address
         raise _unidentified(data) from error
     except Image.DecompressionBombError as error:
@@ -183,6 +182,7 @@ def normalize_encoding(
         raise
     except Exception as error:  # of any class: Pillow's decoders raise what they like
         raise BadImageError(f"cannot be decoded: {_reason(error)}") from error
+    padded = max(image.size) <= pad_to and min(image.size) < pad_to
     turn = _turn(image) if exif == "apply" else None
     kind = str(image.format)
     if image.format in _JPEG:
@@ -200,11 +200,6 @@ def normalize_encoding(
         left, top = ((pad_to - side) // 2 for side in image.size)
         image = image.crop((-left, -top, pad_to - left, pad_to - top))
     return _encode(image, encoding, kind, size, box, turn)
-
-
-def _padded(size: tuple[int, int], pad_to: int) -> tuple[int, int] | None:
-    """Returns the size to pad an image to, or None if it is that large, or larger."""
-    return (pad_to, pad_to) if max(size) <= pad_to and min(size) < pad_to else None
 
 
 def _draft(image: Image.Image, size: tuple[int, int]) -> _Box | None:

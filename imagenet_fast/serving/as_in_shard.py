@@ -44,8 +44,8 @@ def as_in_shard(encoded: tf.Tensor, preparation: Preparation, max_pixels: int) -
     if preparation.pad_to:
         padded = tf.reduce_max(size) <= preparation.pad_to
         padded &= tf.reduce_min(size) < preparation.pad_to
-    new_size = _limited(tf.where(padded, preparation.pad_to, size), preparation)
-    shrunk = tf.reduce_any(new_size < tf.where(padded, preparation.pad_to, size))
+    new_size = _limited(size, preparation)
+    shrunk = tf.reduce_any(new_size < size)
     turn = tf.constant(1)
     if preparation.exif == "apply":
         turn = tf.cond(jpeg, lambda: headers.orientation(encoded), lambda: 1)
@@ -56,7 +56,8 @@ def as_in_shard(encoded: tf.Tensor, preparation: Preparation, max_pixels: int) -
         changes |= ~jpeg | (of_colours == 4)
 
     def change() -> tf.Tensor:
-        ratio = tf.where(shrunk & ~padded, _ratio(size, new_size), 0)
+        # As Pillow: of a JPEG that is to be shrunk.
+        ratio = tf.where(shrunk & jpeg, _ratio(size, new_size), 0)
         pixels = tf.cond(
             jpeg,
             lambda: _decode_jpeg(encoded, ratio),
@@ -64,12 +65,7 @@ def as_in_shard(encoded: tf.Tensor, preparation: Preparation, max_pixels: int) -
         )
         pixels = tf.cond(padded, lambda: _pad(pixels, size, preparation.pad_to), lambda: pixels)
         # The last row and column may cover a part of a pixel.
-        covered = tf.where(
-            padded,
-            tf.cast(preparation.pad_to, tf.float32),
-            tf.cast(size, tf.float32)
-            / tf.cast(tf.gather(_RATIOS, tf.where(jpeg, ratio, 0)), tf.float32),
-        )
+        covered = tf.cast(size, tf.float32) / tf.cast(tf.gather(_RATIOS, ratio), tf.float32)
         pixels = tf.cond(shrunk, lambda: _shrink(pixels, covered, new_size), lambda: pixels)
         if preparation.exif == "apply":
             pixels = _turn(pixels, turn)
