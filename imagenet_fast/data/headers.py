@@ -46,7 +46,7 @@ _CODINGS = {
 _NOT_SOF = (0xC4, 0xC8, 0xCC)
 _EXIF = b"Exif\0\0"
 _ORIENTATION = 0x0112
-# Types of numbers in EXIF, and their sizes in bytes.
+# Types of numbers in EXIF, of 2 and 4 bytes.
 _SHORT, _LONG = 3, 4
 # Segments of a JPEG to search for the SOF; a colour profile alone can take 255.
 _MAX_SEGMENTS = 300

@@ -455,6 +455,11 @@ class DataOptions(SharedOptions):
 
     def _check_together(self) -> None:
         super()._check_together()
+        if self.sampling and self.shard_by == "files":
+            raise UserError(
+                "sampling draws images from all shards, but shard_by=files gives each worker its "
+                "own: leave one of them out"
+            )
         if self.synthetic and not self.num_classes:
             raise UserError("synthetic data needs num_classes, e.g. --num_classes=1000")
         if len(self.train_sizes) != len(self.train_until):

@@ -1,4 +1,4 @@
-"""Checks what a checkpoint's index claims, and what a network needs, before memory is taken.
+"""Checks what a checkpoint's index claims, and what a network needs, before it is allocated.
 
 TensorFlow takes the memory that an index asks for, and ends the process where it can't, or where it
 does not understand an entry. The index is a table of LevelDB_: blocks of sorted names and values,
@@ -53,7 +53,7 @@ def no_larger_than(checkpoint: str, replicas: int = 1) -> Iterator[None]:
       replicas: for each of which variables are made.
 
     Raises:
-      UserError: in the context, before memory is taken for such a variable; or at once, if the
+      UserError: in the context, before such a variable is allocated; or at once, if the
         checkpoint's files cannot be read.
     """
     try:

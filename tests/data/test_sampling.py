@@ -95,7 +95,14 @@ def test_a_resumed_order_is_the_uninterrupted_one():
         np.testing.assert_array_equal(resumed, whole[first:])
 
 
-@pytest.mark.parametrize("shard_by", ["auto", "records", "files"])
+def test_shards_of_each_worker_are_refused():
+    with pytest.raises(
+        UserError, match="sampling draws images from all shards, but shard_by=files"
+    ):
+        Config(sampling="balanced", shard_by="files")
+
+
+@pytest.mark.parametrize("shard_by", ["auto", "records"])
 def test_pipelines_share_one_order(shard_by):
     (whole,) = order(shard_by=shard_by)
     parts = order(pipelines=3, shard_by=shard_by)
