@@ -94,7 +94,7 @@ def build_model(
     per_replica_batch_size(config, strategy)
     _check_loss_scaling(config, strategy)
     _check_selection(config, strategy)
-    classifier = _build_uncompiled(config, info, strategy, model)
+    classifier = _build_uncompiled(config, info.labels, strategy, model)
     if not classifier.trainable_variables:
         raise UserError(
             f"model {classifier.name} has nothing to train: all its layers have trainable = False, "
@@ -141,17 +141,24 @@ def with_model(config: Config, model: CustomModel | None) -> Config:
     return config if model is None else config.replace(model=name_of(model))
 
 
-def build_for_evaluation(config: Config, model: CustomModel | None = None) -> Classifier:
+def build_for_evaluation(
+    config: Config, model: CustomModel | None = None, *, labels: Sequence[str] = ()
+) -> Classifier:
     """Returns the same model without an optimizer, whose schedule would need to fit the data.
 
     A pipeline for more devices than there are has fewer stages.
+
+    Args:
+      config: of the run.
+      model: as of :func:`build_model`.
+      labels: the name of each class; none: those of the data.
 
     Raises:
       UserError: as :func:`build_model`.
     """
     config, info = with_model(config, model), read_info(config)
-    strategy = make_strategy(config)
-    classifier = _build_uncompiled(with_stages_for_devices(config), info, strategy, model)
+    strategy, labels = make_strategy(config), labels or info.labels
+    classifier = _build_uncompiled(with_stages_for_devices(config), labels, strategy, model)
     _load_validation_images(classifier, config, info)
     return classifier
 
@@ -206,14 +213,14 @@ def _check_loss_scaling(options: SharedOptions, strategy: tf.distribute.Strategy
 
 def _build_uncompiled(
     config: Config,
-    info: DatasetInfo,
+    labels: Sequence[str],
     strategy: tf.distribute.Strategy,
     custom: CustomModel | None,
 ) -> Classifier:
     """Returns the model without an optimizer and without images on devices."""
     keras.utils.set_random_seed(config.seed)
     with strategy.scope():
-        model = build_classifier(config, info.labels, custom)
+        model = build_classifier(config, labels, custom)
         model.compile()
     return model
 

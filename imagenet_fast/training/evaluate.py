@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from imagenet_fast.base.errors import UserError
@@ -16,9 +17,10 @@ from imagenet_fast.training.checkpoint import restore_weights
 from imagenet_fast.training.checkpoint_sizes import no_larger_than
 from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.model_dir import (
-    check_labels,
     check_network,
     checkpoint_of,
+    classes_in_run,
+    read_labels,
     read_preparation,
 )
 from imagenet_fast.training.recorder import check_evaluated
@@ -39,6 +41,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluates a checkpoint in ``model_dir`` on each image of a split once.
 
+    Classes are found by their names: other data than that of training may lack some of them.
+
     Args:
       config: gives the run and the data: that of training, or :func:`~imagenet_fast.read_config`'s.
       split: ``validation`` or ``test``.
@@ -54,7 +58,7 @@ def evaluate(
 
     Raises:
       UserError: if there is no usable checkpoint, an option of the network is not the run's, there
-        is no such split, the data has other classes or no readable image, a shard becomes
+        is no such split, the data has further classes or no readable image, a shard becomes
         unreadable, or another worker stops.
     """
     with errors_explained("evaluates again", config.pipeline_servers):
@@ -74,7 +78,8 @@ def evaluate(
                 f"{info.name} has no {split} shards, only those of {', '.join(info.splits)}: give "
                 "other data, or another split"
             )
-        check_labels(config, info.labels)
+        labels = read_labels(config.model_dir)
+        class_numbers = classes_in_run(config, info.labels)
         _warn_of_other_preparation(config, info)
         # Without model_dir, nothing is added to training's list of unreadable images.
         unlisted = config.replace(model_dir="")
@@ -83,7 +88,10 @@ def evaluate(
             unlisted = unlisted.replace(data_on_device=False)
         path = checkpoint_of(config.model_dir, checkpoint)
         with no_larger_than(path, strategy.num_replicas_in_sync):
-            classifier = build_for_evaluation(unlisted, model)
+            classifier = build_for_evaluation(unlisted, model, labels=labels)
+        if class_numbers != tuple(range(len(labels))):
+            _say_which_are_missing(config, info, labels)
+            classifier.class_numbers = class_numbers
         restore_weights(classifier, config.model_dir, checkpoint)
         metrics = classifier.evaluate(
             distributed_dataset(unlisted, split),
@@ -95,7 +103,7 @@ def evaluate(
         result |= {name: round(result[name]) for name in ("examples", "skipped")}
         if per_class and result["examples"]:
             analysis = analyze_errors(classifier, unlisted, info, step=0, split=split)
-            classes = class_metrics(analysis.confusion, info.labels)
+            classes = class_metrics(analysis.confusion, labels)
             result["classes"] = [row._asdict() for row in classes]
     check_evaluated(result, info.splits[split].examples)
     if not result["examples"]:
@@ -105,6 +113,17 @@ def evaluate(
             f"{config.max_pixels}"
         )
     return {**result, "checkpoint": path}
+
+
+def _say_which_are_missing(config: Config, info: DatasetInfo, labels: Sequence[str]) -> None:
+    """Warns of the run's classes that the data lacks: they can be predicted, but not be right."""
+    missing = [label for label in labels if label not in info.labels]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        warn_once(
+            f"{config.data_dir} lacks {len(missing)} of the {len(labels)} classes of the run in "
+            f"{config.model_dir}: {', '.join(missing[:3])}{more}"
+        )
 
 
 def _warn_of_other_preparation(config: Config, info: DatasetInfo) -> None:

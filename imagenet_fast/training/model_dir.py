@@ -240,9 +240,9 @@ def _differences(names: Sequence[str], run: Config, config: Config) -> str:
 
 
 def check_labels(options: DataOptions, labels: Sequence[str]) -> None:
-    """Checks that data has the classes of the run in ``model_dir``.
+    """Checks that data has the classes of the run in ``model_dir``, in the same order.
 
-    Names are compared unless the data or the run has only numbers.
+    Names are compared unless the data or the run has none, only the numbers from 0.
 
     Args:
       options: gives ``model_dir`` and ``data_dir``.
@@ -252,12 +252,10 @@ def check_labels(options: DataOptions, labels: Sequence[str]) -> None:
       UserError: if it has other classes.
     """
     trained = read_labels(options.model_dir)
-    if tuple(labels) == trained:
+    if tuple(labels) == trained or _same_by_number(labels, trained):
         return
     if len(labels) != len(trained):
         difference = f"{len(labels)} classes, but the run in {options.model_dir} {len(trained)}"
-    elif numbered_labels(len(labels)) in (trained, tuple(labels)):
-        return
     else:
         number, (here, there) = next(
             (number, pair) for number, pair in enumerate(zip(labels, trained)) if len({*pair}) > 1
@@ -266,6 +264,41 @@ def check_labels(options: DataOptions, labels: Sequence[str]) -> None:
             f"{here!r} as class {number}, which is {there!r} of the run in {options.model_dir}"
         )
     raise UserError(f"other classes: {options.data_dir} has {difference}")
+
+
+def classes_in_run(options: DataOptions, labels: Sequence[str]) -> tuple[int, ...]:
+    """Returns the number that each class of some data has in the run in ``model_dir``, by its name.
+
+    The data may lack classes of the run, and have them in another order. Classes without names, as
+    of shards without a manifest, keep their numbers.
+
+    Args:
+      options: gives ``model_dir`` and ``data_dir``.
+      labels: the name of each class of the data.
+
+    Raises:
+      UserError: if the run does not have one of the classes.
+    """
+    trained = read_labels(options.model_dir)
+    if _same_by_number(labels, trained):
+        return tuple(range(len(labels)))
+    unknown = [label for label in labels if label not in trained]
+    if unknown:
+        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+        raise UserError(
+            f"{options.data_dir} has classes that the run in {options.model_dir} does not: "
+            f"{', '.join(map(repr, unknown[:3]))}{more}. Those of the run are in "
+            f"{directory_of(options.model_dir) / LABELS_FILE}: rename or leave out the others in "
+            "the source of the data, and prepare it again"
+        )
+    return tuple(map(trained.index, labels))
+
+
+def _same_by_number(labels: Sequence[str], trained: Sequence[str]) -> bool:
+    """Returns whether classes can only be compared by number: as many, named on one side alone."""
+    named = [any(not label.isdecimal() for label in names) for names in (labels, trained)]
+    numbers = numbered_labels(len(labels))
+    return len(labels) == len(trained) and any(named) and numbers in (tuple(labels), tuple(trained))
 
 
 def read_labels(model_dir: str) -> tuple[str, ...]:

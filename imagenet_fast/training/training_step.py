@@ -74,6 +74,8 @@ class TrainingStep(ReplicatedModel):
       validation_images: the same for evaluation.
       proxy: selects images by its own loss, for ``select_by_loss``; None: the model does.
       class_weights: of the training loss, float64 [classes]; None: 1.
+      class_numbers: the class of each label, of data with other numbers for the classes than the
+        model; None: the label.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class TrainingStep(ReplicatedModel):
         self.validation_images: ImagesOnDevice | None = None
         self.proxy: Proxy | None = None
         self.class_weights: np.ndarray | None = None
+        self.class_numbers: Sequence[int] | None = None
         self.metric_sums = MetricSums()
         self.all_reduce: AllReduce | StageAllReduce | None = None
         # Each replica returns the metrics of all replicas, which Keras would add up.
@@ -170,6 +173,14 @@ class TrainingStep(ReplicatedModel):
             on the device.
           split: ``train`` or ``validation``.
         """
+        images, labels, weights = self._stored_batch(data, split)
+        if self.class_numbers is not None:
+            numbers = tf.gather(tf.constant(self.class_numbers, tf.int32), tf.maximum(labels, 0))
+            labels = tf.where(labels < 0, labels, numbers)  # negative: padding
+        return images, labels, weights
+
+    def _stored_batch(self, data: Any, split: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns a :meth:`batch` with the labels of the data."""
         if not _is_step_number(data):
             return _unpack(data)
         images = {"train": self.training_images, "validation": self.validation_images}[split]

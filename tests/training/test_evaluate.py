@@ -11,7 +11,6 @@ import tensorflow as tf
 from small_network import small_network
 
 from imagenet_fast import Config, UserError, build_model, commands, evaluate, export, make_dataset
-from imagenet_fast.data.info import read_info
 from imagenet_fast.data.prepare import prepare
 from imagenet_fast.data.sources import open_source
 from imagenet_fast.data.sources.arrays import ArraySource
@@ -408,15 +407,49 @@ def test_data_of_the_run_is_elsewhere(config, saved, tmp_path, monkeypatch, caps
     )
 
 
-def test_data_with_other_classes(config, saved, digits, tmp_path):
-    assert read_info(config).num_classes == 10
-    for path in tmp_path.parent.joinpath(digits).iterdir():
-        if path.name != "manifest.json":
-            (tmp_path / path.name).symlink_to(path)
-    other = config.replace(data_dir=str(tmp_path), num_classes=12)
-    message = f"other classes: {tmp_path} has 12 classes, but the run in {config.model_dir} 10"
+@pytest.fixture(scope="module")
+def with_some_classes(config, saved, tmp_path_factory):
+    """The same run, with data of 30 images of four of the classes, in another order."""
+    labels = ("7", "1", "4", "0")
+    source = open_source("digits")
+    items = [source.read("validation", index) for index in range(359)]
+    items = [item for item in items if str(item.label) in labels][:30]
+    images = np.stack([item.image for item in items])
+    numbers = np.array([labels.index(str(item.label)) for item in items])
+    splits = {"train": (images[:4], numbers[:4]), "validation": (images, numbers)}
+    directory = tmp_path_factory.mktemp("some classes") / "data"
+    prepare(ArraySource("digits", "some", labels, splits), directory, progress=False)
+    true = np.array([item.label for item in items])
+    return config.replace(data_dir=str(directory)), true
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_data_that_lacks_classes_of_the_run(with_some_classes, saved, on_device, capfd):
+    config, labels = with_some_classes
+    config = config.replace(data_on_device=on_device, augment_in_groups=on_device)
+    result = evaluate(config, per_class=True)
+    plain = config.replace(data_on_device=False, augment_in_groups=False)
+    batches = make_dataset(plain, "validation")
+    logits = np.concatenate([saved(images, training=False).numpy() for images, _, _ in batches])
+    answers = logits[:30].argmax(1)
+    assert result["examples"] == 30
+    assert 0 < result["top1"] == pytest.approx((answers == labels).mean())
+    counts = {row["name"]: row["images"] for row in result["classes"]}
+    assert counts == {str(label): (labels == label).sum() for label in range(10)}
+    recalls = {row["name"]: row["recall"] for row in result["classes"]}
+    assert recalls["7"] == pytest.approx((answers[labels == 7] == 7).mean())
+    assert recalls["2"] is None
+    if not on_device:
+        assert "lacks 6 of the 10 classes of the run in " in capfd.readouterr().err
+
+
+def test_data_with_classes_that_the_run_does_not_have(config, saved, tmp_path):
+    some = np.zeros([4, 32, 32], np.uint8), np.array([0, 1, 2, 0])
+    source = ArraySource("digits", "more", ("7", "cat", "11"), {"train": some, "validation": some})
+    prepare(source, tmp_path / "data", progress=False)
+    message = f"data has classes that the run in {config.model_dir} does not: 'cat', '11'. "
     with pytest.raises(UserError, match=message):
-        evaluate(other)
+        evaluate(config.replace(data_dir=str(tmp_path / "data")))
 
 
 def test_no_readable_image(config, saved, monkeypatch):

@@ -17,6 +17,7 @@ from imagenet_fast.training.model_dir import (
     check_network,
     checkpoint_of,
     claim_model_dir,
+    classes_in_run,
     latest_checkpoint,
     read_labels,
 )
@@ -73,6 +74,41 @@ def test_data_of_other_classes(config, labels, message):
 def test_numbered_classes_are_only_counted(config, trained, labels):
     claim_model_dir(config, trained)
     check_labels(config, labels)
+
+
+def test_classes_whose_names_are_numbers_are_not_taken_for_nameless(config):
+    claim_model_dir(config, ("0", "1", "2"))
+    with pytest.raises(UserError, match="has '3' as class 2, which is '2' of the run in "):
+        check_labels(config, ("0", "1", "3"))
+
+
+@pytest.mark.parametrize(
+    ("trained", "labels", "numbers"),
+    [
+        (("cat", "dog", "horse"), ("cat", "dog", "horse"), (0, 1, 2)),
+        (("cat", "dog", "horse"), ("horse", "cat"), (2, 0)),
+        (("0", "180", "270", "90"), ("0", "270", "90"), (0, 2, 3)),
+        (("cat", "dog"), ("0", "1"), (0, 1)),
+        (("0", "1"), ("cat", "dog"), (0, 1)),
+    ],
+)
+def test_classes_are_found_by_name(config, trained, labels, numbers):
+    claim_model_dir(config, trained)
+    assert classes_in_run(config, labels) == numbers
+
+
+@pytest.mark.parametrize(
+    ("trained", "labels", "unknown"),
+    [
+        (("cat", "dog"), ("cat", "cow"), "does not: 'cow'. Those of the run are in "),
+        (("0", "1", "2"), ("0", "1", "3"), "does not: '3'. "),
+        (("a", "b"), tuple("cdefg"), "does not: 'c', 'd', 'e' and 2 more. "),
+    ],
+)
+def test_classes_that_a_run_does_not_have(config, trained, labels, unknown):
+    claim_model_dir(config, trained)
+    with pytest.raises(UserError, match=unknown):
+        classes_in_run(config, labels)
 
 
 def test_free_options_may_change(config, tmp_path):
