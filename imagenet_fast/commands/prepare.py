@@ -47,6 +47,11 @@ _SOURCE_OPTIONS: dict[str, tuple[str | float, str]] = {
         "list: the column with train, validation or test; default: split, set or subset, if "
         "there is one",
     ),
+    "group_column": (
+        "",
+        "list: the column of what several images are of, such as patients or videos: all images of "
+        "one are held out, or none",
+    ),
     "image_dir": (
         "",
         "list: directory of the images, where relative paths start; default: the list's directory",

@@ -38,12 +38,14 @@ class ListedFile(NamedTuple):
       label: As in :class:`Item`.
       size: In bytes.
       copy: The number of earlier images that are the same file.
+      group: Of images that must be in one split, as a patient's; empty: none.
     """
 
     file: str
     label: int
     size: int
     copy: int = 0
+    group: str = ""
 
 
 class Source(abc.ABC):

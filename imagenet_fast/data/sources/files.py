@@ -114,8 +114,8 @@ def file_source(
 ) -> FileSource:
     """Returns a source of image files, with some held out if there is no validation split.
 
-    Copies of an image stay together. It warns of images in several classes and of classes without
-    validation images.
+    Copies of an image and groups of images stay together. It warns of images in several classes and
+    of classes without validation images.
 
     Args:
       kind: As ``Source``.
@@ -136,8 +136,10 @@ def file_source(
     else:
         held_out = holdout, seed
         files = _hold_out_files(files, holdout, seed)
+        grouped = any(image.group for image in files["train"])
         advice = (
-            f"--holdout={holdout:g} is less than one of so few images: increase it, or add images"
+            f"--holdout={holdout:g} is less than one {'group' if grouped else 'of so few images'}: "
+            "increase it, or add images"
             if holdout
             else f"add some to {place}, or give another --holdout than 0"
         )
@@ -150,7 +152,8 @@ def _hold_out_files(files: Files, holdout: float, seed: int) -> dict[str, list[L
     """Moves a fraction of each class from ``train`` to ``validation``."""
     train, others = files["train"], {k: v for k, v in files.items() if k != "train"}
     first = [image for image in train if not image.copy]
-    out = hold_out(np.array([image.label for image in first]), holdout, seed)
+    groups = np.array([image.group for image in first]) if any(i.group for i in first) else None
+    out = hold_out(np.array([image.label for image in first]), holdout, seed, groups)
     held_out = {image.file for image, is_out in zip(first, out) if is_out}
     chosen = [image.file in held_out for image in train]
     return {

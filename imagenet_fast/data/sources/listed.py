@@ -35,6 +35,11 @@ _WHOLE_NUMBER = re.compile(r"-?\d{1,100}")
 _IMAGE_COLUMNS = ("image", "file_name", "filename", "file", "path", "image_path", "filepath")
 _LABEL_COLUMNS = ("label", "class", "category", "target", "labels", "class_name")
 _SPLIT_COLUMNS = ("split", "set", "subset")
+# Columns that usually name what several images are of.
+_GROUP_COLUMNS = (
+    *("group", "group_id", "patient", "patient_id", "subject", "subject_id", "participant_id"),
+    *("video", "video_id", "scene", "scene_id", "session_id"),
+)
 _MAX_LINE = 2**20  # characters
 _SHOWN = 100  # characters of a value in a message
 
@@ -47,12 +52,14 @@ class _Row(NamedTuple):
       file: Path of the image, as written.
       label: The class name.
       split: ``train``, ``validation`` or ``test``.
+      group: Of images that must be in one split; empty: none.
     """
 
     number: int
     file: str
     label: str
     split: str
+    group: str
 
 
 def open_list(
@@ -61,6 +68,7 @@ def open_list(
     image_column: str | None = None,
     label_column: str | None = None,
     split_column: str | None = None,
+    group_column: str | None = None,
     image_dir: str | None = None,
     holdout: float = 0.1,
     seed: int = 0,
@@ -84,6 +92,8 @@ def open_list(
         ``labels`` or ``class_name``.
       split_column: Column of the splits, ``train``, ``validation`` (or ``val``, ``valid``, ``dev``)
         and ``test``; by default ``split``, ``set`` or ``subset``, if there is one.
+      group_column: Column of what several images are of, such as patients or videos, whose images
+        are all in one split; by default each image is held out on its own.
       image_dir: The directory of the images, which relative paths start from; by default the
         list's.
       holdout: The fraction of each class to hold out if there are no validation images.
@@ -93,20 +103,21 @@ def open_list(
 
     Raises:
       UserError: The list cannot be read, lacks a column, a label or training images, lists a file
-        that is missing, outside, or twice with different labels or splits, or another split has a
-        class that ``train`` lacks.
+        that is missing, outside, or twice with different labels or splits, another split has a
+        class that ``train`` lacks, or a group is in two splits.
     """
     path = path.resolve()
     notes: list[str] = []
-    rows = _read(path, image_column, label_column, split_column, notes)
+    rows = _read(path, image_column, label_column, split_column, group_column, notes)
     root = to_local_path(image_dir, "image_dir").resolve() if image_dir else path.parent
     rows = _with_files(path, root, rows, notes)
     _check_inside(path, root, rows, allow_outside)
     labels = _classes(path, rows)
+    _check_groups(path, rows)
     numbers = {label: number for number, label in enumerate(labels)}
     files: dict[str, list[ListedFile]] = {"train": []}
     for row, copy in _with_copies(path, root, rows, notes):
-        image = ListedFile(row.file, numbers[row.label], size_of(root / row.file), copy)
+        image = ListedFile(row.file, numbers[row.label], size_of(root / row.file), copy, row.group)
         files.setdefault(row.split, []).append(image)
     files = {split: sorted(images) for split, images in files.items()}
     return file_source(
@@ -127,11 +138,12 @@ def _read(
     image_column: str | None,
     label_column: str | None,
     split_column: str | None,
+    group_column: str | None,
     notes: list[str],
 ) -> list[_Row]:
     """Returns the lines of a list; adds notes on how it was read."""
     rows = []
-    columns: tuple[str, str, str | None] | None = None
+    columns: tuple[str, str, str | None, str | None] | None = None
     for number, values in _lines(path, notes):
         if columns is None:
             known = list(values)
@@ -139,7 +151,15 @@ def _read(
                 _column(path, known, image_column, _IMAGE_COLUMNS, "image"),
                 _column(path, known, label_column, _LABEL_COLUMNS, "label"),
                 _split_column(path, known, split_column),
+                None if group_column is None else _column(path, known, group_column, (), "group"),
             )
+            unused = _known(known, _GROUP_COLUMNS)
+            if unused and unused not in columns and columns[2:] == (None, None):
+                notes.append(
+                    f"{path.name}: {unused!r} is ignored: images of one {unused} may be in both "
+                    f"splits, where they make accuracy look better; --group_column={unused} keeps "
+                    "them in one"
+                )
             if columns[0] in columns[1:]:
                 raise UserError(
                     f"{path}: the column {columns[0]!r} cannot be that of the images and another"
@@ -149,9 +169,12 @@ def _read(
                 f"{path}, line {number}: has {late!r}, which the first line lacks: give the split "
                 "of each image"
             )
-        image, label, split = (None if column is None else values.get(column) for column in columns)
+        image, label, split, group = (
+            None if column is None else values.get(column) for column in columns
+        )
         file, text = _text(path, number, columns[0], image), _text(path, number, columns[1], label)
-        rows.append(_Row(number, file, text, _split(path, number, columns[2], split)))
+        name = "" if columns[3] is None else _text(path, number, columns[3], group)
+        rows.append(_Row(number, file, text, _split(path, number, columns[2], split), name))
     if not rows:
         raise UserError(f"{path}: lists no image")
     return rows
@@ -320,6 +343,18 @@ def _classes(path: Path, rows: list[_Row]) -> tuple[str, ...]:
     if all(_WHOLE_NUMBER.fullmatch(label) for label in train):
         return tuple(sorted(train, key=lambda label: (int(label), label)))
     return tuple(sorted(train))
+
+
+def _check_groups(path: Path, rows: list[_Row]) -> None:
+    """Checks that no group is in two splits."""
+    first: dict[str, _Row] = {}
+    for row in rows:
+        other = first.setdefault(row.group, row)
+        if row.group and other.split != row.split:
+            raise UserError(
+                f"{path}: the group {row.group!r} is in {other.split} in line {other.number}, but "
+                f"in {row.split} in line {row.number}; put its images in one split"
+            )
 
 
 def _with_files(path: Path, root: Path, rows: list[_Row], notes: list[str]) -> list[_Row]:

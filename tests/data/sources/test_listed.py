@@ -222,6 +222,48 @@ def test_backslashes(make):
     assert r"photos.csv has paths with backslashes: deep\a.png" in source.warnings
 
 
+def of_patients(make, header="image,label,patient", split=""):
+    names = [f"{patient}_{number}.jpg" for patient in "abcdefgh" for number in range(5)]
+    lines = [f"{name},{'ill' if name < 'e' else 'well'},{name[0]}{split}" for name in names]
+    return make("\n".join([header, *lines, ""]), *names)
+
+
+def test_images_of_a_group_are_in_one_split(make):
+    source = open_source("list", of_patients(make), group_column="Patient", holdout=0.25)
+    patients = {
+        split: {name[0] for *_, name in items(source, split)} for split in ("train", "validation")
+    }
+    assert (
+        len(patients["validation"] & set("abcd")) == len(patients["validation"] - set("abcd")) == 1
+    )
+    assert patients["train"] == set("abcdefgh") - patients["validation"]
+    assert source.warnings == ()
+
+
+def test_a_column_of_groups_that_is_not_used(make):
+    source = open_source("list", of_patients(make), holdout=0.25)
+    assert source.warnings == (
+        "photos.csv: 'patient' is ignored: images of one patient may be in both splits, where they "
+        "make accuracy look better; --group_column=patient keeps them in one",
+    )
+
+
+def test_a_group_in_two_splits(make):
+    text = "image,label,video,split\na.jpg,x,1,train\nb.jpg,x,1,val\nc.jpg,x,2,train\n"
+    path = make(text, "a.jpg", "b.jpg", "c.jpg")
+    assert open_source("list", path).warnings == ()
+    with pytest.raises(UserError, match="group '1' is in train in line 2, but in validation in li"):
+        open_source("list", path, group_column="video")
+
+
+def test_an_image_of_no_group(make):
+    path = make("image,label,video\na.jpg,x,1\nb.jpg,x,\n", "a.jpg", "b.jpg")
+    with pytest.raises(UserError, match="line 3: video is '', but must be one line of text"):
+        open_source("list", path, group_column="video")
+    with pytest.raises(UserError, match="has no column 'vidoe'; did you mean 'video'"):
+        open_source("list", path, group_column="vidoe")
+
+
 def test_one_missing_file_of_many(make):
     names = [f"{number}.jpg" for number in range(41)]
     rows = "".join(f"{name},x\n" for name in names)
