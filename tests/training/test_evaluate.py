@@ -456,7 +456,7 @@ def test_no_readable_image(config, saved, monkeypatch):
     """As where all are above max_pixels: an accuracy of 0 would be one of no images."""
     sums = dict.fromkeys(("loss", "top1", "top5", "examples"), 0.0)
     model = SimpleNamespace(evaluate=lambda *_, **__: {**sums, "skipped": 359.0})
-    monkeypatch.setattr(evaluation, "build_for_evaluation", lambda *_: model)
+    monkeypatch.setattr(evaluation, "build_for_evaluation", lambda *_, **__: model)
     monkeypatch.setattr(evaluation, "restore_weights", lambda *_: "")
     with pytest.raises(UserError, match=r"none of the 359 validation images .* max_pixels is 9"):
         evaluate(config.replace(max_pixels=9))
