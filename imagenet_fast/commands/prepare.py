@@ -129,6 +129,18 @@ def main(arguments: list[str]) -> int:
     flags.define("validation_shards", 0, "validation files; 0: by the size of the data")
     flags.define("threads", 0, "shards written concurrently; 0: one per core")
     flags.define(
+        "runner",
+        "local",
+        "what writes the shards: local: processes of this machine; beam: Apache Beam, on other "
+        "machines, too, and also into a bucket (docs/data.md)",
+    )
+    flags.define(
+        "pipeline_options",
+        "",
+        "with --runner=beam: Beam's own options, as '--direct_num_workers=4 "
+        "--direct_running_mode=multi_processing'",
+    )
+    flags.define(
         "max_bad_images",
         "100",
         "maximum of skipped undecodable images: a number, or a fraction as 0.01 or 1%",
@@ -156,9 +168,12 @@ def main(arguments: list[str]) -> int:
     if flags["max_side"] and flags["shorter_side"]:
         raise UserError("max_side and shorter_side exclude each other: give one of them")
     ImageLimit.parse(flags["max_bad_images"], "max_bad_images")
-    from imagenet_fast.data.prepare import check_choices
+    from imagenet_fast.data.prepare import check_choices, check_runner
 
     check_choices(flags["encoding"], flags["exif"])
+    if flags["runner"] != "local" and flags["threads"]:
+        raise UserError("threads are of --runner=local: Beam's options give the number of workers")
+    check_runner(flags["runner"], flags["pipeline_options"])
     if not any(flags[name] for name in ("verify", "look", "add_index")):
         _check_source(flags)
     import_tensorflow()  # It takes seconds.
@@ -236,11 +251,13 @@ def _source_options(flags: CommandFlags) -> dict[str, Any]:
 
 def _prepare(flags: CommandFlags, directory: str) -> int:
     from imagenet_fast.data.data_page import FILE, write_page
-    from imagenet_fast.data.prepare import prepare, target_directory
+    from imagenet_fast.data.prepare import local_directory, prepare
     from imagenet_fast.data.sources import open_source
 
     options = _source_options(flags)
-    target = target_directory(directory)  # Before reading the source, which may take minutes.
+    # Before reading the source, which may take minutes.
+    is_beam = flags["runner"] == "beam"
+    target = to_path(directory) if is_beam else local_directory(directory)
     if flags["source"] in ("folders", "huggingface") and flags["source_path"]:
         source_path = to_local_path(flags["source_path"], "source_path").resolve()
         if target.resolve().is_relative_to(source_path):
@@ -264,6 +281,8 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
         jpeg_index=flags["jpeg_index"],
         threads=flags["threads"] or None,
         max_bad_images=flags["max_bad_images"],
+        runner=flags["runner"],
+        pipeline_options=flags["pipeline_options"],
     )
     _warn(warning for warning in manifest.warnings if warning not in source.warnings)
     if manifest.num_classes == 1:

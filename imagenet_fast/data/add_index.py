@@ -23,7 +23,7 @@ from imagenet_fast.data import metadata, records
 from imagenet_fast.data.examples import ENCODED, HEIGHT, JPEG_INDEX, WIDTH
 from imagenet_fast.data.jpeg_index import LEAST_PIXELS, index_file, load_jpeg_ops
 from imagenet_fast.data.manifest import Manifest, Shard
-from imagenet_fast.data.prepare import target_directory
+from imagenet_fast.data.prepare import local_directory
 from imagenet_fast.data.prepare_journal import JOURNAL, lock, unwritable
 
 _SUFFIX = manifests.INDEXED_SUFFIX
@@ -56,13 +56,14 @@ def add_index(
       UserError: There are no shards, one is damaged or cannot be written, another process is adding
         indexes, or the native ops cannot be compiled.
     """
-    directory = target_directory(directory)
+    directory = local_directory(directory)
     try:
         load_jpeg_ops()
     except OSError as error:
         raise UserError(f"JPEGs cannot be indexed: {error}") from error
     with _locked(directory):
         indexer = _Indexer(directory)
+        records.remove_unfinished(directory, [f"{file}{_SUFFIX}" for file in indexer.files])
         pool = ThreadPoolExecutor(threads or cpu_cores())
         shards = len(indexer.files)
         with tqdm(total=shards, desc="index", unit=" shards", disable=not progress) as bar:

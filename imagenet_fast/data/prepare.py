@@ -10,17 +10,17 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import pathlib
 from collections.abc import Collection
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from imagenet_fast.base.cores import cpu_cores
-from imagenet_fast.base.errors import UserError, require_choice
+from imagenet_fast.base.errors import UserError, how_to_install, require_choice
 from imagenet_fast.base.notices import warn_once
-from imagenet_fast.base.paths import to_local_path
+from imagenet_fast.base.paths import Path, to_local_path, to_path
 from imagenet_fast.data import manifest as manifests
-from imagenet_fast.data import metadata, prepare_plan
-from imagenet_fast.data.baseline_jpegs import find_jpegtran
+from imagenet_fast.data import metadata, prepare_plan, records
 from imagenet_fast.data.image_limit import ImageLimit
 from imagenet_fast.data.images import ENCODINGS, EXIF
 from imagenet_fast.data.manifest import Manifest, Split
@@ -30,16 +30,19 @@ from imagenet_fast.data.prepare_journal import (
     Done,
     Journal,
     check_same_job,
+    left_path,
     read_job,
     unwritable,
 )
 from imagenet_fast.data.prepare_plan import Assignment, Task
-from imagenet_fast.data.shard_writer import Indexer, ShardWriter
+from imagenet_fast.data.shard_maker import ShardMaker
+from imagenet_fast.data.shard_writer import ShardWriter, Writer
 from imagenet_fast.data.sources import Source
 
 # By encoding; increased when the same source would give other shards.
 _CONVERTER_VERSIONS = {"jpeg": 3, "png": 4}
 
+RUNNERS = ("local", "beam")
 _SPLITS = ("train", "validation", "test")
 _NAMED = 5  # classes in warnings
 # The parts of a job that may differ when it resumes, if the source's files may have changed.
@@ -75,6 +78,8 @@ def prepare(
     threads: int | None = None,
     max_bad_images: int | float | str = 100,
     progress: bool = True,
+    runner: str = "local",
+    pipeline_options: str = "",
 ) -> Manifest:
     """Writes the images of ``source`` as shards into ``directory``, or resumes doing so.
 
@@ -105,6 +110,10 @@ def prepare(
       max_bad_images: How many undecodable images to skip, and list in the manifest, before an
         error: a count, or a fraction of all images such as 0.01 or ``"1%"``.
       progress: Whether to show a progress bar.
+      runner: What writes the shards: ``local``, processes of this machine, or ``beam``, Apache
+        Beam, for which ``directory`` may be in a bucket, and the source is one of ``open_source``
+        or has ``opening``.
+      pipeline_options: Beam's own, as ``"--runner=DataflowRunner --region=..."``.
 
     Returns:
       The manifest, as written into ``directory``.
@@ -117,7 +126,8 @@ def prepare(
     check_choices(encoding, exif)
     preparation = _preparation(source, encoding, max_side, shorter_side, exif)
     bad_limit = ImageLimit.parse(str(max_bad_images), "max_bad_images")
-    directory = target_directory(directory)
+    beam = check_runner(runner, pipeline_options)
+    directory = to_path(directory) if beam else local_directory(directory)
     assignment = prepare_plan.read_assignment(directory) if source.list_files() else None
     shards = _shard_counts(
         source, {"train": train_shards, "validation": validation_shards}, assignment or {}
@@ -130,21 +140,16 @@ def prepare(
         "converter_version": _CONVERTER_VERSIONS[encoding],
     }
     existing = _existing_job(directory)
-    jpegtran = find_jpegtran() if make_baseline else None
     if make_baseline or "make_baseline" in existing:
         job["make_baseline"] = make_baseline
-    indexer = _indexer(jpeg_index, existing)
-    if indexer or "jpeg_index" in existing:
-        job["jpeg_index"] = indexer is not None
-    writer = ShardWriter(
-        source,
-        directory,
-        preparation,
-        jpegtran,
-        indexer,
-        threads or cpu_cores(),
-        bad_limit,
-        progress,
+    indexes = _indexes(jpeg_index, existing)
+    if indexes or "jpeg_index" in existing:
+        job["jpeg_index"] = indexes
+    maker = ShardMaker(source, directory, job)
+    writer: Writer = (
+        beam.BeamWriter(maker, pipeline_options, bad_limit, progress)
+        if beam
+        else ShardWriter(maker, threads or cpu_cores(), bad_limit, progress)
     )
     if (directory / manifests.FILE).exists():
         return _repair(writer, source, assignment, job, directory)
@@ -153,7 +158,7 @@ def prepare(
 
 
 def _convert(
-    writer: ShardWriter,
+    writer: Writer,
     source: Source,
     assignment: Assignment | None,
     job: dict[str, Any],
@@ -182,7 +187,9 @@ def _convert(
             valid[done.shard.file] = done
 
         missing = [task for task in tasks if task.file not in valid]
+        _remove_unfinished(directory, planned)
         writer.run(missing, list(valid.values()), finish, journal.release)
+        _remove_unfinished(directory, planned)  # of workers elsewhere that died
         manifest = _summarize(source, job, [valid[task.file] for task in tasks])
         packed = {done.shard.file: done.metadata for done in valid.values()}
         try:
@@ -196,6 +203,12 @@ def _convert(
     return manifest
 
 
+def _remove_unfinished(directory: Path, shards: Collection[str]) -> None:
+    """Removes temporary files, of which no process is writing one."""
+    left = [left_path(directory, shard).name for shard in shards]
+    records.remove_unfinished(directory, [*shards, *left, prepare_plan.TASKS])
+
+
 def _existing_job(directory: Path) -> dict[str, Any]:
     """Returns the finished or started job of a directory, or an empty one."""
     if (directory / manifests.FILE).exists():
@@ -203,29 +216,41 @@ def _existing_job(directory: Path) -> dict[str, Any]:
     return read_job(directory) or {}
 
 
-def _indexer(requested: bool, existing: dict[str, Any]) -> Indexer | None:
-    """Returns the function that indexes JPEGs; None without an index.
-
-    An existing job without an index stays so. If it has one, but the ops cannot be compiled here,
-    the function raises a UserError for the first image.
-    """
+def _indexes(requested: bool, existing: dict[str, Any]) -> bool:
+    """Returns whether JPEGs get an index; an existing job stays as it is."""
     if not requested or (existing and not existing.get("jpeg_index")):
-        return None
-    from imagenet_fast.data.jpeg_index import index_file, load_jpeg_ops
+        return False
+    from imagenet_fast.data.jpeg_index import load_jpeg_ops
 
     try:
         load_jpeg_ops()
     except OSError as error:
-        message = f"jpeg_index: JPEGs cannot be indexed: {error}"
-
-        def fail(*_: object) -> None:
-            raise UserError(message)
-
         if existing:
-            return fail
+            return True  # It may be finished; otherwise the first JPEG raises the error.
         warn_once(f"jpeg_index: images will be read more slowly, without indexes: {error}")
+        return False
+    return True
+
+
+def check_runner(runner: str, pipeline_options: str) -> ModuleType | None:
+    """Checks what writes the shards; returns the module of Beam, or None without it.
+
+    Raises:
+      UserError: There is no such runner, Beam is not installed, or it has no such options.
+    """
+    require_choice("runner", runner, RUNNERS)
+    if runner == "local":
+        if pipeline_options:
+            raise UserError("pipeline_options are Apache Beam's: give --runner=beam, too")
         return None
-    return index_file
+    try:
+        from imagenet_fast.data import beam_writer
+    except ImportError as error:
+        raise UserError(
+            f"--runner=beam needs Apache Beam ({error}): {how_to_install('beam')}"
+        ) from None
+    beam_writer.parse_options(pipeline_options)
+    return beam_writer
 
 
 def check_choices(encoding: str, exif: str) -> None:
@@ -258,15 +283,15 @@ def _preparation(
         raise UserError(f"{source.name}: cannot be prepared: {error}") from None
 
 
-def target_directory(directory: str | os.PathLike[str]) -> Path:
-    """Returns the output directory, which must be on a disk because the journal needs locks.
+def local_directory(directory: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns the directory of shards that processes of this machine write, on a disk.
 
     Raises:
       UserError: It is in a bucket.
     """
     advice = (
         "; copy it to the bucket from there, with `gcp/tpu copy_data` or `gcloud storage rsync "
-        "--recursive`"
+        "--recursive`, or prepare it there with --runner=beam"
     )
     return to_local_path(directory, "data_dir", advice)
 
@@ -317,7 +342,7 @@ def _plan(
 
 
 def _repair(
-    writer: ShardWriter,
+    writer: Writer,
     source: Source,
     assignment: Assignment | None,
     job: dict[str, Any],
@@ -367,6 +392,7 @@ def _repair(
 
     if damaged:
         with Journal(directory, job) as journal:
+            _remove_unfinished(directory, shards)
             writer.run(damaged, [], compare, journal.release)
             journal.remove()
     # A run that was killed between writing the manifest and removing the journal leaves it behind.

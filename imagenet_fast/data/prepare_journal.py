@@ -1,4 +1,8 @@
-"""The journal of ``prepare``: the job and its finished shards, from which a later run resumes."""
+"""The journal of ``prepare``: the job and its finished shards, from which a later run resumes.
+
+One process writes it. Workers on other machines leave a file for each shard that they finish, in
+which this process finds what the journal tells of it.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,19 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import pathlib
 from collections.abc import Collection
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.files import open_to_append
-from imagenet_fast.base.outside import MAX_JSON, Count, parse_json
+from imagenet_fast.base.files import LineFile, open_to_append, whole_lines, write_file
+from imagenet_fast.base.outside import MAX_JSON, Count, parse_json, read_bounded
+from imagenet_fast.base.paths import Path
 from imagenet_fast.data.manifest import Shard, Skipped
 
 JOURNAL = "prepare.journal"
+_LEFT = ".{}.done"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +63,19 @@ class Journal:
         self.done: list[Done] = []
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._file = open_to_append(self._path)
+            # In a bucket nothing is locked: two processes write the same shards twice.
+            self._file: IO[bytes] | LineFile = (
+                open_to_append(self._path)
+                if isinstance(self._path, pathlib.Path)
+                else LineFile(self._path, whole_lines(self._path))
+            )
         except OSError as error:
             raise UserError(f"{directory}: is not writable: {error.strerror}") from error
         try:
-            lock(self._file, f"{directory}: another process is preparing it")
+            if not isinstance(self._file, LineFile):
+                lock(self._file, f"{directory}: another process is preparing it")
             self._begin(free)
+            self._take_left()
         except BaseException:
             self._close()
             raise
@@ -85,6 +98,8 @@ class Journal:
     def remove(self) -> None:
         """Removes the journal, once the manifest is written."""
         self._path.unlink()
+        for path in self._left():
+            path.unlink()
 
     def release(self) -> None:
         """Closes the journal in a forked process, which would keep it locked."""
@@ -111,8 +126,24 @@ class Journal:
         check_same_job(started, requested, self._path.parent)
         self.job = started
 
+    def _left(self) -> list[Path]:
+        return sorted(self._path.parent.glob(_LEFT.format("*")))
+
+    def _take_left(self) -> None:
+        """Adds what the workers of an earlier run left after it had ended."""
+        left = self._left()
+        for path in left:
+            self.done.append(read_left(path))
+            self.add(self.done[-1])
+        if isinstance(self._file, LineFile):
+            self._file.flush()
+        for path in left:
+            path.unlink()
+
     def _read(self) -> list[bytes]:
         """Returns the complete lines, and truncates a last one that a killed run cut short."""
+        if isinstance(self._file, LineFile):
+            return [line.encode() for line in whole_lines(self._path)]
         self._file.seek(0)
         lines = []
         while line := self._file.readline(MAX_JSON + 1):
@@ -125,10 +156,44 @@ class Journal:
 
     def _write(self, values: dict[str, Any]) -> None:
         try:
+            if isinstance(self._file, LineFile):
+                self._file.add(json.dumps(values))
+                return
             self._file.write(json.dumps(values).encode() + b"\n")
             self._file.flush()
         except OSError as error:
             raise unwritable(self._path, error) from error
+
+
+def left_path(directory: Path, shard: str) -> Path:
+    """Returns the path of the file that a worker elsewhere leaves for a finished shard."""
+    return directory / _LEFT.format(shard)
+
+
+def leave(directory: Path, done: Done) -> None:
+    """Leaves a file for a shard that has its final name, for the process with the journal.
+
+    Raises:
+      UserError: It cannot be written.
+    """
+    path = left_path(directory, done.shard.file)
+    try:
+        write_file(path, json.dumps(dataclasses.asdict(done)))
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def read_left(path: Path) -> Done:
+    """Returns what a worker left.
+
+    Raises:
+      OSError: There is no such file, or it cannot be read.
+      UserError: It is not by a worker.
+    """
+    try:
+        return parse_json(read_bounded(path, MAX_JSON), Done)
+    except ValueError as error:
+        raise UserError(f"{path}: is damaged ({error}); delete it") from error
 
 
 def lock(file: IO[bytes], message: str) -> None:

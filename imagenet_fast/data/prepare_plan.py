@@ -13,7 +13,6 @@ import heapq
 import json
 from collections import defaultdict
 from collections.abc import Container, Mapping
-from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
@@ -21,9 +20,11 @@ import numpy as np
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import write_file
 from imagenet_fast.base.outside import MAX_JSON, parse_json
+from imagenet_fast.base.paths import Path
 from imagenet_fast.data.sources import ListedFile, Source
 
 FILE = "prepare.plan"
+TASKS = "prepare.tasks"  # those of workers elsewhere, under a temporary name
 
 # By shard file: its images.
 Assignment = dict[str, list[ListedFile]]

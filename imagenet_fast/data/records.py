@@ -11,7 +11,7 @@ import hashlib
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import IO, NamedTuple, TypeVar
 
 import google_crc32c
@@ -91,8 +91,6 @@ def write_records(path: str | os.PathLike[str], records: Iterable[bytes]) -> Wri
       The number of records, the file's size and its SHA-256.
     """
     path = to_path(path)
-    for left in path.parent.glob(f".{path.name}.*.tmp"):  # by a killed process
-        left.unlink(missing_ok=True)
     temporary = temporary_beside(path)
     digest = hashlib.sha256()
     examples = size = 0
@@ -110,6 +108,16 @@ def write_records(path: str | os.PathLike[str], records: Iterable[bytes]) -> Wri
         temporary.unlink(missing_ok=True)
         raise
     return Written(examples, size, digest.hexdigest())
+
+
+def remove_unfinished(directory: Path, names: Collection[str]) -> None:
+    """Removes the temporary files that killed processes left of files to be written.
+
+    No other process may be writing them.
+    """
+    for left in directory.glob(".*.tmp"):
+        if left.name[1:].rsplit(".", 2)[0] in names:
+            left.unlink(missing_ok=True)
 
 
 def read_records(path: str | os.PathLike[str]) -> Iterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections.abc import Callable, Collection
@@ -53,7 +54,9 @@ def open_source(kind: str, path: str | os.PathLike[str] | None = None, **options
     if path is not None:
         given["path"] = to_local_path(path, _PATH)
     check_source(kind, given)
-    return KINDS[kind](**given)
+    source = KINDS[kind](**given)
+    source.opening = functools.partial(open_source, kind, path, **options)
+    return source
 
 
 def check_source(kind: str, given: Collection[str]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,9 +63,11 @@ class Source(abc.ABC):
       splits: Number of images of each split.
       warnings: Problems that do not prevent preparation.
       pad_to: Height and width to which the source has padded its images with zeros; 0: none.
+      opening: Gives the same source in another process; picklable. None: nothing does.
     """
 
     pad_to = 0
+    opening: Callable[[], Source] | None = None
 
     def __init__(
         self,
@@ -106,6 +109,20 @@ class Source(abc.ABC):
         """
         return None
 
+    def opener(self) -> Callable[[Mapping[str, list[ListedFile]] | None], Source]:
+        """Returns a picklable function that gives the source on another machine.
+
+        Of a source that lists files, it gives those that are its argument, by split.
+
+        Raises:
+          UserError: The source cannot be opened again.
+        """
+        if self.opening is None:
+            raise UserError(
+                f"{self.name}: cannot be opened by other machines: set its attribute `opening`"
+            )
+        return functools.partial(_open_again, self.opening, self.describe())
+
     @abc.abstractmethod
     def read(self, split: str, index: int) -> Item:
         """Returns image ``index`` of ``split``, 0 <= index < ``splits[split]``.
@@ -115,6 +132,16 @@ class Source(abc.ABC):
         Raises:
           OSError: It cannot be read.
         """
+
+
+def _open_again(opening: Callable[[], Source], described: dict[str, Any], _: object) -> Source:
+    source = opening()
+    if source.describe() != described:
+        raise UserError(
+            f"{source.name}: holds other images for a worker than where prepare was started: give "
+            "a path at which all machines find the same files"
+        )
+    return source
 
 
 def _class_names(place: str, names: Iterable[str], distinct: bool) -> tuple[str, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
 import stat
 import unicodedata
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,10 @@ class FileSource(Source):
     def list_files(self) -> dict[str, list[ListedFile]]:
         """As ``Source``."""
         return self._files
+
+    def opener(self) -> Callable[[Files | None], FileSource]:
+        """As ``Source``."""
+        return functools.partial(FileSource, self.kind, self.name, self._root, self.labels)
 
     def read(self, split: str, index: int) -> Item:
         """As ``Source``; the filename is relative to the data set's directory."""
