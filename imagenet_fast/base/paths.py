@@ -102,6 +102,10 @@ class BucketPath(pathlib.PurePosixPath):
         """Whether it is a file."""
         return stat.S_ISREG(self._mode())
 
+    def is_symlink(self) -> bool:
+        """Buckets have no links."""
+        return False
+
     def _mode(self) -> int:
         try:
             return self.stat().st_mode
@@ -137,6 +141,8 @@ class BucketPath(pathlib.PurePosixPath):
         """Opens the file in mode rb, wb, ab, w or a."""
         # Any, because RawIOBase is not an IO to type checkers.
         file: Any = _BucketFile(self, mode if "b" in mode else f"{mode}b")
+        if mode == "rb":
+            return io.BufferedReader(file)  # RawIOBase reads lines byte by byte
         return file if "b" in mode else io.TextIOWrapper(file, encoding)
 
     def read_bytes(self) -> bytes:

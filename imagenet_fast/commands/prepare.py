@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.paths import to_local_path, to_path
+from imagenet_fast.base.paths import to_path
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.data.image_limit import ImageLimit
 from imagenet_fast.distribute.quiet import import_tensorflow
@@ -259,7 +259,7 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
     is_beam = flags["runner"] == "beam"
     target = to_path(directory) if is_beam else local_directory(directory)
     if flags["source"] in ("folders", "huggingface") and flags["source_path"]:
-        source_path = to_local_path(flags["source_path"], "source_path").resolve()
+        source_path = to_path(flags["source_path"]).resolve()
         if target.resolve().is_relative_to(source_path):
             raise UserError(
                 f"data_dir {directory} is inside source_path {flags['source_path']}, and would be "

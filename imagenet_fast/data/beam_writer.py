@@ -43,8 +43,9 @@ from imagenet_fast.data.sources import ListedFile, Source
 
 _SECONDS_BETWEEN_LOOKS = 1.0  # at the files that workers leave
 _SECONDS_BETWEEN_LOOKS_INTO_BUCKETS = 10.0
-# An error of this package in the text of Beam's, which has a traceback before and its step after.
-_OWN_ERROR = re.compile(r"UserError: (.+?)(?: \[while running|\n|$)")
+# After an error of a worker, Beam names the step; from another process, it puts a traceback before.
+_OWN_ERROR = re.compile(r"UserError: (.+?) \[while running ")
+_QUIET = "--default_sdk_harness_log_level=WARNING"  # of workers, unless another is given
 # In the environment of workers that Beam starts on this machine: the process to end with.
 _LAUNCHER = "IMAGENET_FAST_BEAM_LAUNCHER"
 
@@ -78,7 +79,7 @@ def parse_options(text: str) -> beam.Pipeline:
     try:
         with contextlib.redirect_stderr(reasons):
             known = PipelineOptions([]).get_all_options()
-            options = PipelineOptions(words)
+            options = PipelineOptions([_QUIET, *words])
             given = options.get_all_options(retain_unknown_options=True)
     except SystemExit:  # of argparse
         reason = reasons.getvalue().strip().rpartition("error: ")[2]
@@ -238,7 +239,7 @@ def _running(pipeline: beam.Pipeline) -> Iterator[_Job]:
 
 
 def _explained(source: Source, error: BaseException) -> UserError:
-    own = _OWN_ERROR.search(str(error))
+    own = _OWN_ERROR.search(f"{type(error).__name__}: {error}")
     if own:
         return UserError(own[1])
     reason = first_line(error) if isinstance(error, Exception) else type(error).__name__

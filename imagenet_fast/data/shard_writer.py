@@ -112,7 +112,7 @@ class ShardWriter:
         self, workers: int, release: Callable[[], None]
     ) -> tuple[Executor, Callable[[Task], Done]]:
         """Returns workers, and the function that one of them writes a shard by."""
-        if workers < 2 or not _can_fork():
+        if workers < 2 or self._source.in_bucket or not _can_fork():
             return ThreadPoolExecutor(max(1, workers)), self._make
         context = multiprocessing.get_context("fork")
         # Forked processes have the source; arguments would be copied.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from imagenet_fast.base.errors import UserError, nearest
-from imagenet_fast.base.paths import to_local_path
+from imagenet_fast.base.paths import to_local_path, to_path
 from imagenet_fast.data.sources.base import Item, ListedFile, Source
 from imagenet_fast.data.sources.cifar import open_cifar10, open_cifar100
 from imagenet_fast.data.sources.digits import open_digits
@@ -36,6 +36,7 @@ KINDS: dict[str, Callable[..., Source]] = {
 }
 # The option of `prepare` that is the argument ``path`` here.
 _PATH = "source_path"
+_IN_BUCKETS = ("folders",)
 
 
 def open_source(kind: str, path: str | os.PathLike[str] | None = None, **options: Any) -> Source:
@@ -52,7 +53,7 @@ def open_source(kind: str, path: str | os.PathLike[str] | None = None, **options
     """
     given = {name: value for name, value in options.items() if value is not None}
     if path is not None:
-        given["path"] = to_local_path(path, _PATH)
+        given["path"] = to_path(path) if kind in _IN_BUCKETS else to_local_path(path, _PATH)
     check_source(kind, given)
     source = KINDS[kind](**given)
     source.opening = functools.partial(open_source, kind, path, **options)

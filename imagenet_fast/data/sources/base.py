@@ -63,10 +63,12 @@ class Source(abc.ABC):
       splits: Number of images of each split.
       warnings: Problems that do not prevent preparation.
       pad_to: Height and width to which the source has padded its images with zeros; 0: none.
+      in_bucket: Whether it is read by TensorFlow's client, which a forked process cannot use.
       opening: Gives the same source in another process; picklable. None: nothing does.
     """
 
     pad_to = 0
+    in_bucket = False
     opening: Callable[[], Source] | None = None
 
     def __init__(

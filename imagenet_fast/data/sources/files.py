@@ -10,18 +10,20 @@ import stat
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.paths import Path, is_local
 from imagenet_fast.data.images import BadImageError
 from imagenet_fast.data.sources.base import Item, ListedFile, Source, printable
 from imagenet_fast.data.sources.holdout import hold_out
 
 _NAMED = 5  # examples in a warning
+_REQUESTS_AT_ONCE = 64
 # Maximum size of files to compare to find images in several classes, in bytes.
 _COMPARED = 256 * 2**20
 # Bytes of an image; the most pixels that Pillow decodes take half as many.
@@ -80,6 +82,7 @@ class FileSource(Source):
         sizes = {split: len(members) for split, members in files.items()}
         super().__init__(kind, name, labels, sizes, digest.hexdigest(), warnings=warnings)
         self._root = root
+        self.in_bucket = not is_local(root)
         self._files = dict(files)
         self._held_out = held_out
 
@@ -286,6 +289,19 @@ def size_of(path: Path) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise UserError(f"{path}: is not a regular file; remove it")
     return status.st_size
+
+
+def sizes_of(root: Path, files: Sequence[str]) -> list[int]:
+    """Returns the sizes of files in a folder, asked for several at a time in a bucket.
+
+    Raises:
+      UserError: as ``size_of``.
+    """
+    paths = [root / file for file in files]
+    if is_local(root):
+        return list(map(size_of, paths))
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
+        return list(pool.map(size_of, paths))
 
 
 def read_image(path: Path) -> bytes:

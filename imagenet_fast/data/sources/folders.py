@@ -9,6 +9,7 @@ from pathlib import Path
 
 from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.paths import is_local
 from imagenet_fast.data.sources.base import ListedFile, printable
 from imagenet_fast.data.sources.files import (
     IMAGE_SUFFIXES,
@@ -16,7 +17,7 @@ from imagenet_fast.data.sources.files import (
     FileSource,
     file_source,
     first_names,
-    size_of,
+    sizes_of,
     warnings_of_names,
 )
 from imagenet_fast.data.sources.inside import Inside
@@ -46,8 +47,8 @@ def open_folders(
     links take from outside of the directory.
 
     Args:
-      path: The directory. Its validation folder may be named ``validation``, ``val``, ``valid`` or
-        ``dev``.
+      path: The directory; in a bucket, a ``BucketPath``. Its validation folder may be named
+        ``validation``, ``val``, ``valid`` or ``dev``.
       name: The data set's name; by default the directory's.
       holdout: The fraction of each class to hold out if there is no validation folder.
       seed: Of the choice of held-out images.
@@ -210,7 +211,7 @@ def _list_images(
     links: list[Path] = []
     strays: list[str] = []
     for split, folder in folders.items():
-        images = []
+        found: list[tuple[str, int]] = []
         strays += [
             printable(path.relative_to(root).as_posix())
             for path in sorted(folder.iterdir())
@@ -224,12 +225,12 @@ def _list_images(
                 if file_name.startswith(".") or file_name in _IGNORED:
                     continue
                 if file_name.endswith(IMAGE_SUFFIXES):
-                    file = path.relative_to(root).as_posix()
-                    images.append(ListedFile(file, label, size_of(path)))
-                    outside += path not in inside
+                    found.append((path.relative_to(root).as_posix(), label))
+                    outside += is_local(root) and path not in inside
                 else:
                     left_out[printable(path.suffix.lower())] += 1
-        files[split] = sorted(images)
+        sizes = sizes_of(root, [file for file, _ in found])
+        files[split] = sorted(ListedFile(*image, size) for image, size in zip(found, sizes))
     warnings = (*_warnings_of_files(left_out), *_warnings_of_links(root, links))
     if outside:
         warnings += (f"links that lead outside of {root} give {counted(outside, 'image')}",)
@@ -246,6 +247,9 @@ def _walk(folder: Path, visited: dict[Path, Path], links: list[Path]) -> Iterato
       visited: Folders that count, by their resolved paths; updated.
       links: Links to such folders; updated.
     """
+    if not is_local(folder):
+        yield from _walk_bucket(folder)
+        return
 
     def stop(error: OSError) -> None:
         raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from error
@@ -260,3 +264,13 @@ def _walk(folder: Path, visited: dict[Path, Path], links: list[Path]) -> Iterato
         # Sorted, so of two links to the same folder always the same one counts.
         folders[:] = sorted(filter(_is_class, folders))
         yield from (directory / file for file in files)
+
+
+def _walk_bucket(folder: Path) -> Iterator[Path]:
+    """Yields the same files in a bucket."""
+    for path in sorted(folder.iterdir()):
+        # To ask what each image is would take long.
+        if path.name.lower().endswith(IMAGE_SUFFIXES) or not path.is_dir():
+            yield path
+        elif _is_class(path.name):
+            yield from _walk_bucket(path)
