@@ -8,6 +8,7 @@
 #   tools/test.sh compile [PYTEST-ARGUMENT ...]  with jax, libtpu and CUDA's compiler: training
 #                                                steps for TPUs and GPUs (-m compile: also the
 #                                                long tests)
+#   tools/test.sh beam [PYTEST-ARGUMENT ...]     with Apache Beam: prepare --runner=beam
 set -euo pipefail
 unset CDPATH
 cd "$(dirname "$0")/.."
@@ -19,6 +20,15 @@ names_tests() {
     [ ! -e "${argument%%::*}" ] || return 0
   done
   return 1
+}
+
+# Makes .venv-EXTRA, which adds an extra to what .venv has.
+add_environment() {
+  local site='import sysconfig; print(sysconfig.get_path("purelib"))'
+  tools/install.sh .venv test
+  [ -x ".venv-$1/bin/pip" ] || .venv/bin/python -m venv ".venv-$1"
+  .venv/bin/python -c "$site" >"$(".venv-$1/bin/python" -c "$site")/venv.pth"
+  tools/install.sh ".venv-$1" "$1"
 }
 
 export TF_CPP_MIN_LOG_LEVEL=2
@@ -48,15 +58,18 @@ fi
 if [ "${1-}" = compile ]; then
   shift
   names_tests "$@" || set -- "$@" tests/xla_compile
-  tools/install.sh .venv test
-  # Adds jax to what .venv has. In .venv itself it would make each import of TensorFlow slower.
-  [ -x .venv-compile/bin/pip ] || .venv/bin/python -m venv .venv-compile
-  site='import sysconfig; print(sysconfig.get_path("purelib"))'
-  .venv/bin/python -c "$site" >"$(.venv-compile/bin/python -c "$site")/venv.pth"
-  tools/install.sh .venv-compile compile
+  # In .venv itself jax would make each import of TensorFlow slower.
+  add_environment compile
   # Two at once: one file is about TPUs, the other about GPUs.
   exec .venv-compile/bin/python -m pytest --numprocesses=2 --dist=loadfile \
     -m "compile and not long" "$@"
+fi
+if [ "${1-}" = beam ]; then
+  shift
+  names_tests "$@" || set -- "$@" tests/data/test_beam_writer.py
+  # Beam needs older versions of protobuf and pyarrow.
+  add_environment beam
+  exec .venv-beam/bin/python -m pytest -m "not long" "$@"
 fi
 selection=(-m "not long")
 if [ "${1-}" = all ]; then

@@ -206,7 +206,12 @@ class _Job:
     def wait(self, seconds: float) -> bool:
         """Waits for the end; returns whether it still runs after some seconds."""
         self._thread.join(seconds)
-        return self._thread.is_alive() and not self.errors
+        return self.is_running and not self.errors
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its thread still runs."""
+        return self._thread.is_alive()
 
     def _run(self) -> None:
         try:
@@ -230,12 +235,13 @@ def _running(pipeline: beam.Pipeline) -> Iterator[_Job]:
     try:
         yield job
     finally:
-        if job.wait(0) and job.result is not None:
+        del os.environ[_LAUNCHER]
+        if job.is_running:  # after an error; what its threads still say is not heard
             with contextlib.suppress(Exception):  # not all runners can
                 job.result.cancel()
-        threading.excepthook = hook
-        del os.environ[_LAUNCHER]
-        log.setLevel(level)
+        else:
+            threading.excepthook = hook
+            log.setLevel(level)
 
 
 def _explained(source: Source, error: BaseException) -> UserError:

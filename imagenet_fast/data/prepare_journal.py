@@ -97,6 +97,8 @@ class Journal:
 
     def remove(self) -> None:
         """Removes the journal, once the manifest is written."""
+        if isinstance(self._file, LineFile):
+            self._close()  # which writes its last lines
         self._path.unlink()
         for path in self._left():
             path.unlink()

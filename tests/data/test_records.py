@@ -176,4 +176,6 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     (tmp_path / ".shard.0123456789ab.tmp").write_bytes(b"half")
     (tmp_path / ".other.0123456789ab.tmp").write_bytes(b"another's")
     records.write_records(tmp_path / "shard", [b"one"])
+    assert len(list(tmp_path.iterdir())) == 3  # another process might be writing it
+    records.remove_unfinished(tmp_path, ["shard"])
     assert {path.name for path in tmp_path.iterdir()} == {"shard", ".other.0123456789ab.tmp"}
