@@ -330,8 +330,8 @@ REFUSALS = {
         "bucket from there, with `gcp/tpu copy_data`",
     ),
     "prepared from there": (
-        ["prepare", "--source=folders", "--source_path=gs://data/photos", "--data_dir=DATA_DIR"],
-        "source_path is gs://data/photos, but must be a local path",
+        ["prepare", "--source=list", "--source_path=gs://data/photos.csv", "--data_dir=DATA_DIR"],
+        "source_path is gs://data/photos.csv, but must be a local path",
     ),
 }
 
