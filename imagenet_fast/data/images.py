@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import io
 import re
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, TiffImagePlugin, features
@@ -45,8 +48,22 @@ _JPEG = ("JPEG", "MPO")
 # The first bytes of every JPEG and of every PNG.
 JPEG_SIGNATURE = b"\xff\xd8\xff"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_BEGIN_OF_SCAN = b"\xff\xda"
+# A marker with a segment, or the end of the image; not those within a scan.
+_MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]", re.DOTALL)
+_END_OF_IMAGE, _BEGIN_OF_SCAN = 0xD9, 0xDA
 _MOST_SCANS = 500
+
+# Images whose conversion takes more memory are refused: some of 2 kB would take 3 GB.
+_MOST_MEMORY = 2**30
+# Those that take more than this are converted one at a time.
+_MUCH_MEMORY = 2**28
+ONE_AT_A_TIME = threading.RLock()
+# Bytes per pixel that decoders take beside the image (libtiff: of one strip).
+_DECODERS = {"JPEG2000": 16, "AVIF": 14, "WEBP": 12, "TIFF": 4}
+# Of JPEGs of several scans, whose coefficients have 16 bits.
+_BYTES_OF_COEFFICIENT = 2
+# Converted at a time, so that the copies that this takes are small.
+_PIXELS_AT_ONCE = 2**20
 
 # The formats for re-encoded images, with Pillow's options.
 ENCODINGS = {"jpeg": {"quality": 95, "subsampling": 0}, "png": {}}
@@ -132,6 +149,7 @@ def normalize_encoding(
     size_limit: SizeLimit = NO_LIMIT,
     exif: str = "ignore",
     pad_to: int = 0,
+    one_at_a_time: AbstractContextManager[Any] = ONE_AT_A_TIME,
 ) -> EncodedImage:
     """Converts an image file to one that training can decode.
 
@@ -153,27 +171,99 @@ def normalize_encoding(
         is always applied.
       pad_to: Images of at most this height and width are padded with zeros to both, and re-encoded;
         an odd pixel is added at the bottom or right. Not with ``size_limit``.
+      one_at_a_time: A lock that is held while an image is converted that takes over 256 MiB of
+        memory; by default one of this process.
 
     Raises:
-      TooManyPixelsError: It has more than ``max_pixels``.
+      TooManyPixelsError: It has more than ``max_pixels``, or its conversion takes over 1 GiB of
+        memory.
       BadImageError: The format is not one of these, or it cannot be decoded or encoded completely.
     """
     if not data:
         raise BadImageError("empty")
-    # Each scan takes the time of a whole image; within a scan there is no such marker.
-    if data.startswith(JPEG_SIGNATURE) and data.count(_BEGIN_OF_SCAN) > _MOST_SCANS:
+    # Each scan takes the time of a whole image.
+    scans = _count_scans(data) if data.startswith(JPEG_SIGNATURE) else 1
+    if scans > _MOST_SCANS:
         raise BadImageError(f"a JPEG of more than {_MOST_SCANS} scans")
-    try:
+    with _explained(data):
         image = _open(data)
-        if max_pixels is not None and image.width * image.height > max_pixels:
+        width, height = image.size
+        if max_pixels is not None and width * height > max_pixels:
             raise TooManyPixelsError(
-                f"{image.width} x {image.height} pixels, more than the limit of {max_pixels}"
+                f"{width} x {height} pixels, more than the limit of {max_pixels}"
             )
-        size = size_limit.smaller(*image.size)
+        size = size_limit.smaller(width, height)
         box = _draft(image, size) if size else None
-        image.load()
+        memory = _memory(image, size, exif == "apply")
+        if scans > 1:
+            memory += _BYTES_OF_COEFFICIENT * width * height * len(image.getbands())
+        if memory > _MOST_MEMORY:
+            raise TooManyPixelsError(
+                f"{width} x {height} pixels, whose conversion would take {memory / 2**30:.1f} GiB "
+                "of memory, more than the limit of 1"
+            )
+    with one_at_a_time if memory > _MUCH_MEMORY else nullcontext():
+        with _explained(data):
+            image.load()
         if box is None:  # older versions of Pillow turn a TIFF only when it is loaded
             size = size_limit.smaller(*image.size)
+        turn = _turn(image) if exif == "apply" else None
+        padded = max(image.size) <= pad_to and min(image.size) < pad_to
+        kind = str(image.format)
+        if image.format in _JPEG:
+            decodable = image.mode in ("L", "RGB")
+            if decodable and not size and not padded and turn is None:
+                channels = len(image.getbands())
+                return EncodedImage(data, image.height, image.width, channels, None, image)
+            kind = "JPEG" if decodable else f"{image.mode} JPEG"
+        try:
+            image = to_grey_or_rgb(image)
+        except Exception as error:
+            raise BadImageError(
+                f"cannot be converted to grayscale or RGB: {_reason(error)}"
+            ) from error
+        if padded:
+            kind += ", padded"
+            left, top = ((pad_to - side) // 2 for side in image.size)
+            image = image.crop((-left, -top, pad_to - left, pad_to - top))
+        return _encode(image, encoding, kind, size, box, turn)
+
+
+def _count_scans(jpeg: bytes) -> int:
+    """Returns the number of scans in a JPEG; those of previews in its metadata do not count."""
+    scans = 0
+    place = len(JPEG_SIGNATURE) - 1
+    while (found := _MARKER.search(jpeg, place)) and jpeg[found.start() + 1] != _END_OF_IMAGE:
+        scans += jpeg[found.start() + 1] == _BEGIN_OF_SCAN
+        place = found.end() + int.from_bytes(jpeg[found.end() : found.end() + 2], "big")
+    return scans
+
+
+def _memory(image: Image.Image, size: tuple[int, int] | None, turned: bool) -> int:
+    """Returns how many bytes it takes at most to decode and convert an opened image.
+
+    Args:
+      image: As opened, of the size that it will be decoded at.
+      size: The width and height to resize it to; None: do not resize.
+      turned: Whether it may be turned.
+    """
+    grey = image.mode in ("1", "L", "LA") or image.mode.startswith("I")
+    result = 1 if grey else 4
+    kept = image.mode in ("L", "RGB") and "transparency" not in image.info
+    decoded = 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;") else 4
+    decoded += _DECODERS.get(str(image.format), 0)
+    a_pixel = decoded + (0 if kept else result) + (result if turned else 0)
+    memory = a_pixel * image.width * image.height
+    if size:
+        memory += result * size[0] * (image.height + size[1])  # Pillow resizes rows, then columns
+    return memory
+
+
+@contextmanager
+def _explained(data: bytes) -> Iterator[None]:
+    """Makes what Pillow raises while it opens or decodes ``data`` a ``BadImageError``."""
+    try:
+        yield
     except Image.UnidentifiedImageError as error:  # its message contains a memory address
         raise _unidentified(data) from error
     except Image.DecompressionBombError as error:
@@ -182,24 +272,6 @@ def normalize_encoding(
         raise
     except Exception as error:  # of any class: Pillow's decoders raise what they like
         raise BadImageError(f"cannot be decoded: {_reason(error)}") from error
-    padded = max(image.size) <= pad_to and min(image.size) < pad_to
-    turn = _turn(image) if exif == "apply" else None
-    kind = str(image.format)
-    if image.format in _JPEG:
-        decodable = image.mode in ("L", "RGB")
-        if decodable and not size and not padded and turn is None:
-            channels = len(image.getbands())
-            return EncodedImage(data, image.height, image.width, channels, None, image)
-        kind = "JPEG" if decodable else f"{image.mode} JPEG"
-    try:
-        image = to_grey_or_rgb(image)
-    except Exception as error:
-        raise BadImageError(f"cannot be converted to grayscale or RGB: {_reason(error)}") from error
-    if padded:
-        kind += ", padded"
-        left, top = ((pad_to - side) // 2 for side in image.size)
-        image = image.crop((-left, -top, pad_to - left, pad_to - top))
-    return _encode(image, encoding, kind, size, box, turn)
 
 
 def _draft(image: Image.Image, size: tuple[int, int]) -> _Box | None:
@@ -253,17 +325,39 @@ def to_grey_or_rgb(image: Image.Image) -> Image.Image:
       ValueError: Its pixels are floats or have 32 bits, or it cannot be converted to RGB.
     """
     if image.mode.startswith(("I", "F")):
-        return _to_8_bits(image)
+        return _by_rows(image, "L", _to_8_bits(image))
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        grey = image.mode in ("LA", "L", "1")
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, image).convert("L" if grey else "RGB")
-    return image.convert("L" if image.mode in ("1", "L") else "RGB")
+        mode = "L" if image.mode in ("LA", "L", "1") else "RGB"
+        return _by_rows(image, mode, lambda rows: _on_white(rows).convert(mode))
+    if image.mode in ("L", "RGB"):
+        return image
+    return image.convert("L" if image.mode == "1" else "RGB")
 
 
-def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Returns the upper 8 bits of a grayscale image of up to 16; convert("L") would clip at 255."""
+def _by_rows(
+    image: Image.Image, mode: str, convert: Callable[[Image.Image], Image.Image]
+) -> Image.Image:
+    """Returns an image of this mode, of which ``convert`` makes some rows at a time."""
+    image.load()
+    converted = Image.new(mode, image.size)
+    width, height = image.size
+    rows = max(_PIXELS_AT_ONCE // width, 1)
+    for top in range(0, height, rows):
+        part = image.crop((0, top, width, min(top + rows, height)))
+        converted.paste(convert(part), (0, top))
+    return converted
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+
+
+def _to_8_bits(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
+    """Returns what takes the upper 8 bits of rows of a grayscale image of up to 16 bits.
+
+    convert("L") would clip at 255.
+    """
     is_tiff = isinstance(image, TiffImagePlugin.TiffImageFile)
     # Pillow opens PNGs and PPMs of 16 bits in the mode I, too.
     if image.mode == "F" or (is_tiff and image.mode == "I"):
@@ -271,13 +365,18 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
             "its pixels are floats, signed or have 32 bits, so that the values of black and white "
             "are unknown; convert it to 8 or 16 bits"
         )
-    pixels = np.asarray(image)
-    bits = 16
+    bits, inverted = 16, False
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         bits = image.tag_v2[_BITS_PER_SAMPLE][0]  # Pillow does not scale 12 bits to 16
-        if image.tag_v2.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+        inverted = image.tag_v2.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
+
+    def convert(rows: Image.Image) -> Image.Image:
+        pixels = np.asarray(rows)
+        if inverted:
             pixels = 2**bits - 1 - pixels
-    return Image.fromarray((pixels >> (bits - 8)).astype(np.uint8))
+        return Image.fromarray((pixels >> (bits - 8)).astype(np.uint8))
+
+    return convert
 
 
 def encode_pixels(

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Annotated, Any, Literal, Union
 
 import msgspec
 import numpy as np
 
 from imagenet_fast.base.outside import as_type
-from imagenet_fast.data.images import EncodedImage, SizeLimit, encode_pixels, normalize_encoding
+from imagenet_fast.data.images import (
+    ONE_AT_A_TIME,
+    EncodedImage,
+    SizeLimit,
+    encode_pixels,
+    normalize_encoding,
+)
 
 _Side = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
 _Limit = Union[_Side, None]  # Python 3.9 cannot evaluate the annotation _Side | None
@@ -65,12 +72,16 @@ class Preparation:
         """The size above which images are shrunk."""
         return SizeLimit(self.max_side, self.shorter_side)
 
-    def encoded(self, image: bytes | np.ndarray, max_pixels: int | None = None) -> EncodedImage:
+    def encoded(
+        self,
+        image: bytes | np.ndarray,
+        one_at_a_time: AbstractContextManager[Any] = ONE_AT_A_TIME,
+    ) -> EncodedImage:
         """Returns an image as in a shard.
 
         Args:
           image: An image file; or pixels of a source, which has padded them.
-          max_pixels: As :func:`~imagenet_fast.data.images.normalize_encoding`.
+          one_at_a_time: As :func:`~imagenet_fast.data.images.normalize_encoding`.
 
         Raises:
           BadImageError: It cannot be decoded or encoded.
@@ -78,5 +89,10 @@ class Preparation:
         if not isinstance(image, bytes):
             return encode_pixels(image, self.encoding, self.size_limit)
         return normalize_encoding(
-            image, self.encoding, max_pixels, self.size_limit, self.exif, self.pad_to
+            image,
+            self.encoding,
+            size_limit=self.size_limit,
+            exif=self.exif,
+            pad_to=self.pad_to,
+            one_at_a_time=one_at_a_time,
         )

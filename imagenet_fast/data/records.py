@@ -103,6 +103,7 @@ def write_records(path: str | os.PathLike[str], records: Iterable[bytes]) -> Wri
                 digest.update(frame)
                 examples += 1
                 size += len(frame)
+                del data, frame  # which may be large, before the next one is made
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Optional
 
 from imagenet_fast.base.errors import UserError
@@ -11,13 +12,14 @@ from imagenet_fast.base.paths import Path
 from imagenet_fast.data import metadata, records
 from imagenet_fast.data.baseline_jpegs import find_jpegtran, is_progressive, to_baseline
 from imagenet_fast.data.examples import encode_example
-from imagenet_fast.data.images import BadImageError, EncodedImage
+from imagenet_fast.data.images import ONE_AT_A_TIME, BadImageError, EncodedImage
 from imagenet_fast.data.manifest import Shard, Skipped
 from imagenet_fast.data.preparation import Preparation
 from imagenet_fast.data.prepare_journal import Done, unwritable
 from imagenet_fast.data.prepare_plan import Task
 from imagenet_fast.data.sources import Item, Source
 
+_LARGE_FILE = 2**26  # conversion and writing take four times its size
 # Called after each image, with what is skipped, or None.
 Tell = Callable[[Optional[Skipped]], None]
 
@@ -43,12 +45,15 @@ class ShardMaker:
         self._preparation = Preparation.of(job)
         self._jpegtran = find_jpegtran() if job.get("make_baseline") else None
 
-    def make(self, task: Task, tell: Tell) -> Done:
+    def make(
+        self, task: Task, tell: Tell, one_at_a_time: AbstractContextManager[Any] = ONE_AT_A_TIME
+    ) -> Done:
         """Writes one shard, under a temporary name until it is complete.
 
         Args:
           task: The shard.
           tell: What it raises ends the shard.
+          one_at_a_time: Held while an image takes much memory; by default by this process' threads.
 
         Raises:
           UserError: The source cannot be read or has a label out of range, or the shard cannot be
@@ -67,14 +72,18 @@ class ShardMaker:
             for number, index in task.places.tolist():
                 item = self._read(splits[number], index)
                 bad = None
+                large = isinstance(item.image, bytes) and len(item.image) > _LARGE_FILE
                 try:
-                    record, lacks_index = self._convert(item, converted, rows)
-                    yield record
+                    with one_at_a_time if large else nullcontext():
+                        record, lacks_index = self._convert(item, converted, rows, one_at_a_time)
+                        yield record
+                        del record
                     unindexed += lacks_index
                     counts[item.label] += 1
                 except BadImageError as error:
                     bad = Skipped(task.split, item.filename, str(error))
                     skipped.append(bad)
+                del item  # which would take memory beside the next one
                 tell(bad)
 
         try:
@@ -107,12 +116,16 @@ class ShardMaker:
         return item
 
     def _convert(
-        self, item: Item, converted: collections.Counter[str], rows: list[tuple]
+        self,
+        item: Item,
+        converted: collections.Counter[str],
+        rows: list[tuple],
+        one_at_a_time: AbstractContextManager[Any],
     ) -> tuple[bytes, bool]:
         """Returns a record, and whether its JPEG lacks an index it should have."""
         if isinstance(item.image, BadImageError):
             raise item.image
-        image = self._preparation.encoded(item.image)
+        image = self._preparation.encoded(item.image, one_at_a_time)
         if self._jpegtran and is_progressive(image):
             image = to_baseline(image, self._jpegtran)
         if image.converted_from:

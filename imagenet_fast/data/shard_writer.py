@@ -86,6 +86,8 @@ class ShardWriter:
         self._done = context.Value("q", 0)
         self._told = context.SimpleQueue()
         self._stopped = context.RawValue("b", 0)
+        # Held by the worker whose image takes much memory.
+        self._one_at_a_time = context.RLock()
 
     def run(
         self,
@@ -167,7 +169,7 @@ class ShardWriter:
             if self._stopped.value:
                 raise CancelledError
 
-        return self._maker.make(task, tell)
+        return self._maker.make(task, tell, self._one_at_a_time)
 
 
 def check_skipped(source: Source, limit: ImageLimit, skipped: list[Skipped]) -> None:

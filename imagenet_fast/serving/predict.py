@@ -18,9 +18,8 @@ from imagenet_fast.data.images import (
     UnknownFormatError,
 )
 from imagenet_fast.data.preparation import Preparation
+from imagenet_fast.data.sources.files import MAX_IMAGE
 from imagenet_fast.serving.arguments import check_arguments
-
-_LARGEST_FILE = 2**30
 
 _OUTPUTS = {
     "classes": tf.int32,
@@ -117,7 +116,7 @@ def _classify(
     encoded, unread = [b""] * len(paths), {}
     for index, path in enumerate(paths):
         try:
-            encoded[index] = _for_model(read_bounded(to_path(path), _LARGEST_FILE), preparation)
+            encoded[index] = _for_model(read_bounded(to_path(path), MAX_IMAGE), preparation)
         except OSError as error:
             unread[index] = error.strerror
         except BadImageError as error:

@@ -1,5 +1,8 @@
 import io
 import struct
+import subprocess
+import sys
+import threading
 import warnings
 
 import numpy as np
@@ -8,9 +11,11 @@ from damaged_images import mutations, png_chunk
 from PIL import Image, ImageOps, features
 from PIL.BmpImagePlugin import BmpImageFile
 
+from imagenet_fast.data import images
 from imagenet_fast.data.images import (
     BadImageError,
     SizeLimit,
+    TooManyPixelsError,
     encode_pixels,
     normalize_encoding,
 )
@@ -137,7 +142,7 @@ def test_whatever_pillow_raises_makes_one_bad_image(monkeypatch, method, error):
     def fail(*_, **__):
         raise error
 
-    data = encoded(Image.fromarray(RAMP), "BMP")
+    data = encoded(Image.fromarray(RAMP).quantize(16), "BMP")
     for owner in (Image.Image, BmpImageFile):
         monkeypatch.setattr(owner, method, fail)
     with pytest.raises(BadImageError, match=r"cannot .*: (odd|MemoryError|3)$"):
@@ -555,3 +560,84 @@ def test_a_jpeg_of_many_scans_is_refused():
     normalize_encoding(data[:begin] + 100 * scan + data[begin:])
     with pytest.raises(BadImageError, match="a JPEG of more than 500 scans"):
         normalize_encoding(data[:begin] + 500 * scan + data[begin:])
+
+
+def test_scans_of_previews_do_not_count():
+    scan = b"\xff\xda\0\x02"
+    preview = b"\xff\xe1" + struct.pack(">H", 2 + 600 * len(scan)) + 600 * scan
+    data = encoded(Image.fromarray(RAMP), "JPEG")
+    assert normalize_encoding(data[:2] + preview + data[2:]).converted_from is None
+
+
+# The most memory that a 13,000 x 13,000 image may take to be refused or not.
+@pytest.mark.parametrize(
+    ("kind", "mode", "options", "refused"),
+    [
+        ("PNG", "RGB", {}, False),
+        ("PNG", "RGBA", {}, True),
+        ("PNG", "LA", {}, False),
+        ("PNG", "I;16", {}, False),
+        ("JPEG", "RGB", {}, False),
+        ("JPEG", "RGB", {"progressive": True}, True),
+        ("WEBP", "RGB", {}, True),
+        ("TIFF", "RGBA", {"compression": "tiff_deflate"}, True),
+        ("JPEG2000", "RGB", {}, True),
+    ],
+)
+def test_images_that_take_over_a_gibibyte_are_refused(monkeypatch, kind, mode, options, refused):
+    side = 1300
+    monkeypatch.setattr(images, "_MOST_MEMORY", images._MOST_MEMORY // 100)
+    data = encoded(Image.new(mode, (side, side)), kind, **options)
+    if refused:
+        reason = r"1300 x 1300 pixels, whose conversion would take 0.0 GiB of memory"
+        with pytest.raises(TooManyPixelsError, match=reason):
+            normalize_encoding(data)
+    else:
+        normalize_encoding(data)
+
+
+PEAK = """
+import resource, sys
+from PIL import Image
+from imagenet_fast.data import images
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+data = sys.stdin.buffer.read()
+image = images._open(data)
+images.normalize_encoding(open(sys.argv[1], "rb").read())
+before, expected = peak(), images._memory(image, None, False)
+images.normalize_encoding(data)
+print(peak() - before, expected)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss")
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("PNG", "RGBA"), ("PNG", "I;16"), ("WEBP", "RGBA"), ("JPEG2000", "RGB")]
+)
+def test_conversion_takes_no_more_memory_than_expected(tmp_path, kind, mode):
+    (tmp_path / "small").write_bytes(encoded(Image.new(mode, (900, 900)), kind))
+    data = encoded(Image.new(mode, (3000, 3000)), kind)
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(tmp_path / "small")],
+        input=data,
+        capture_output=True,
+        check=True,
+    )
+    peak, expected = map(int, done.stdout.split())
+    assert peak < expected + 2**24
+
+
+def test_large_images_are_converted_one_at_a_time(monkeypatch):
+    monkeypatch.setattr(images, "_MUCH_MEMORY", 100_000)
+    lock = threading.Lock()
+    held = []
+    monkeypatch.setattr(images, "to_grey_or_rgb", lambda image: held.append(lock.locked()) or image)
+    for side in (100, 200):
+        data = encoded(Image.new("RGB", (side, side)), "PNG")
+        normalize_encoding(data, one_at_a_time=lock)
+    assert held == [False, True]
+    assert not lock.locked()

@@ -156,3 +156,31 @@ def test_too_many_bad_images_stop_all(start, images, tmp_path):
     assert process.returncode == 1
     assert "more than 5 images (max_bad_images) cannot be used, such as" in errors
     assert "Traceback" not in errors
+
+
+LARGE = """
+import os, sys, time
+from imagenet_fast.data import images, shard_writer
+from imagenet_fast.data.prepare import prepare
+from imagenet_fast.data.sources import open_source
+
+images._MUCH_MEMORY, shard_writer._LARGE_FILE = map(int, sys.argv[3:])
+convert = images.to_grey_or_rgb
+
+def tell(image):
+    os.write(1, b"<")
+    time.sleep(0.01)
+    os.write(1, b">")
+    return convert(image)
+
+images.to_grey_or_rgb = tell
+prepare(open_source("folders", sys.argv[1]), sys.argv[2], threads=3, progress=False)
+"""
+
+
+@pytest.mark.parametrize("limits", [(0, 2**26), (2**28, 0)], ids=["pixels", "file"])
+def test_one_process_at_a_time_converts_large_images(images, whole, tmp_path, limits):
+    command = [sys.executable, "-c", LARGE, str(images), str(tmp_path), *map(str, limits)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == 90 * "<>"
+    assert contents(tmp_path) == whole

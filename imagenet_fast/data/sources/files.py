@@ -26,8 +26,8 @@ _NAMED = 5  # examples in a warning
 _REQUESTS_AT_ONCE = 64
 # Maximum size of files to compare to find images in several classes, in bytes.
 _COMPARED = 256 * 2**20
-# Bytes of an image; the most pixels that Pillow decodes take half as many.
-MAX_IMAGE = 2**30
+# Bytes of an image file: 89 million uncompressed RGB pixels.
+MAX_IMAGE = 2**28
 
 # How programs write that a value is missing.
 _MISSING = ("na", "n/a", "#n/a", "nan", "null")
