@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from imagenet_fast.data.exif import EXIF_BEGIN, LONG, MAX_SEGMENTS, ORIENTATION, SHORT
 from imagenet_fast.data.images import JPEG_SIGNATURE, PNG_SIGNATURE
 
 # The error of bytes that cannot be decoded.
@@ -44,12 +45,6 @@ _CODINGS = {
     **dict.fromkeys((5, 6, 7, 13, 14, 15), "hierarchical JPEG"),
 }
 _NOT_SOF = (0xC4, 0xC8, 0xCC)
-_EXIF = b"Exif\0\0"
-_ORIENTATION = 0x0112
-# Types of numbers in EXIF, of 2 and 4 bytes.
-_SHORT, _LONG = 3, 4
-# Segments of a JPEG to search for the SOF; a colour profile alone can take 255.
-_MAX_SEGMENTS = 300
 
 
 def is_jpeg(encoded: tf.Tensor) -> tf.Tensor:
@@ -99,13 +94,13 @@ def orientation(jpeg: tf.Tensor) -> tf.Tensor:
       jpeg: Bytes of the file, a string scalar.
 
     Returns:
-      An int32 scalar. XMP is not read.
+      An int32 scalar, that of :func:`exif.jpeg_orientation`.
     """
     padded = tf.strings.join([jpeg, bytes(_PADDING)])
     place = _place_of_segment(padded, _is_exif)
     segment = _bytes(padded, place, _HEADER)
-    size = tf.where(_is_exif(segment), 256 * segment[2] + segment[3] - 2 - len(_EXIF), 0)
-    tiff = tf.strings.substr(padded, place + 4 + len(_EXIF), size)
+    size = tf.where(_is_exif(segment), 256 * segment[2] + segment[3] - 2 - len(EXIF_BEGIN), 0)
+    tiff = tf.strings.substr(padded, place + 4 + len(EXIF_BEGIN), size)
     value = _orientation_in_tiff(tf.cast(tf.io.decode_raw(tiff, tf.uint8), tf.int64))
     return tf.where((value >= 1) & (value <= 8), tf.cast(value, tf.int32), 1)
 
@@ -128,9 +123,9 @@ def _orientation_in_tiff(data: tf.Tensor) -> tf.Tensor:
     count = tf.where(valid, tf.minimum(number(directory, 2), end // 12), 0)
     entries = directory + 2 + 12 * tf.range(count)
     kinds = number(entries + 2, 2)
-    values = tf.where(kinds == _SHORT, number(entries + 8, 2), number(entries + 8, 4))
-    found = (number(entries, 2) == _ORIENTATION) & (number(entries + 4, 4) == 1)
-    found &= (kinds == _SHORT) | (kinds == _LONG)
+    values = tf.where(kinds == SHORT, number(entries + 8, 2), number(entries + 8, 4))
+    found = (number(entries, 2) == ORIENTATION) & (number(entries + 4, 4) == 1)
+    found &= (kinds == SHORT) | (kinds == LONG)
     return tf.concat([tf.boolean_mask(values, found), [1]], 0)[0]
 
 
@@ -226,12 +221,14 @@ def _place_of_segment(padded: tf.Tensor, is_wanted: Callable[[tf.Tensor], tf.Ten
         forward = tf.where(segment[1] == 0xFF, 1, 2 + length)
         return (tf.minimum(place + forward, end),)
 
-    (place,) = tf.while_loop(is_before, step, (2,), maximum_iterations=_MAX_SEGMENTS)
+    (place,) = tf.while_loop(is_before, step, (2,), maximum_iterations=MAX_SEGMENTS)
     return place
 
 
 def _is_exif(segment: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_all(segment[:2] == [0xFF, 0xE1]) & tf.reduce_all(segment[4:] == list(_EXIF))
+    return tf.reduce_all(segment[:2] == [0xFF, 0xE1]) & tf.reduce_all(
+        segment[4:] == list(EXIF_BEGIN)
+    )
 
 
 def _is_sof(segment: tf.Tensor) -> tf.Tensor:

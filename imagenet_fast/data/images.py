@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, TiffImagePlugin, features
 
+from imagenet_fast.data.exif import ORIENTATION, jpeg_orientation
+
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000")
 # Formats that Pillow may have been built without: the start of their files, Pillow's name of the
 # feature, and the usual name.
@@ -27,7 +29,6 @@ _OPTIONAL = (
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # Choices for EXIF orientation.
 EXIF = ("ignore", "apply")
-_ORIENTATION = 0x0112
 # By EXIF orientation: the transposition that makes the image upright.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -207,7 +208,7 @@ def normalize_encoding(
             image.load()
         if box is None:  # older versions of Pillow turn a TIFF only when it is loaded
             size = size_limit.smaller(*image.size)
-        turn = _turn(image) if exif == "apply" else None
+        turn = _turn(image, data) if exif == "apply" else None
         padded = max(image.size) <= pad_to and min(image.size) < pad_to
         kind = str(image.format)
         if image.format in _JPEG:
@@ -285,12 +286,14 @@ def _draft(image: Image.Image, size: tuple[int, int]) -> _Box | None:
     return drafted[1] if drafted else None
 
 
-def _turn(image: Image.Image) -> Image.Transpose | None:
+def _turn(image: Image.Image, data: bytes) -> Image.Transpose | None:
     """Returns the transposition that makes an image upright; None if there is no readable EXIF."""
     if image.format == "TIFF":  # Pillow applies its orientation
         return None
+    if image.format in _JPEG:
+        return _TURNS.get(jpeg_orientation(data))
     try:
-        return _TURNS.get(image.getexif()[_ORIENTATION])
+        return _TURNS.get(image.getexif()[ORIENTATION])
     except Exception:  # a KeyError, or any class where EXIF is damaged
         return None
 

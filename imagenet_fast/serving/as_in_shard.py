@@ -1,7 +1,7 @@
 """What ``prepare`` does to an image file, in a TensorFlow graph, for exported models.
 
 ``prepare`` uses Pillow. Here, JPEGs are decoded and encoded by the same library, and the filter
-that shrinks images is the same but for rounding. Not here: orientations in XMP or in PNGs.
+that shrinks images is the same but for rounding. Not here: orientations in PNGs.
 """
 
 from __future__ import annotations
