@@ -9,7 +9,7 @@ import re
 import stat
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -139,19 +139,18 @@ def file_source(
     Raises:
       UserError: The fraction is not in [0, 1).
     """
-    if "validation" in files:
-        held_out, advice = None, f"add some to {place}"
-    else:
+    held_out = None
+    if "validation" not in files:
         held_out = holdout, seed
         files = _hold_out_files(files, holdout, seed)
-        grouped = any(image.group for image in files["train"])
-        advice = (
-            f"--holdout={holdout:g} is less than one {'group' if grouped else 'of so few images'}: "
-            "increase it, or add images"
-            if holdout
-            else f"add some to {place}, or give another --holdout than 0"
-        )
-    warnings += _warnings_of_classes(labels, files["validation"], advice)
+    grouped = any(image.group for image in files["train"])
+    warnings += warnings_of_validation(
+        labels,
+        {image.label for image in files["validation"]},
+        place,
+        holdout if held_out else None,
+        "group" if grouped else "of so few images",
+    )
     warnings += _warnings_of_copies(root, labels, files)
     return FileSource(kind, name, root, labels, files, warnings, held_out)
 
@@ -216,11 +215,28 @@ def _warnings_of_alike(labels: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-def _warnings_of_classes(
-    labels: tuple[str, ...], validation: list[ListedFile], advice: str
+def warnings_of_validation(
+    labels: Sequence[str],
+    measured: Collection[int],
+    place: Path,
+    holdout: float | None,
+    least: str = "of so few images",
 ) -> tuple[str, ...]:
-    """Warns of classes without validation images."""
-    measured = {image.label for image in validation}
+    """Warns of classes without validation images.
+
+    Args:
+      labels: The classes.
+      measured: Those with validation images, by number.
+      place: Where users can add images.
+      holdout: The fraction that was held out; None: the data has a validation split.
+      least: What is held out at least, after "one".
+    """
+    if holdout is None:
+        advice = f"add some to {place}"
+    elif holdout:
+        advice = f"--holdout={holdout:g} is less than one {least}: increase it, or add images"
+    else:
+        advice = f"add some to {place}, or give another --holdout than 0"
     names = [repr(name) for label, name in enumerate(labels) if label not in measured]
     if not names:
         return ()

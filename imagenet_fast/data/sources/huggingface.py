@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
 import os
 import re
@@ -22,6 +23,7 @@ from imagenet_fast.data.sources.files import (
     first_names,
     read_image,
     warnings_of_names,
+    warnings_of_validation,
 )
 from imagenet_fast.data.sources.holdout import hold_out
 from imagenet_fast.data.sources.huggingface_files import SAVED, check_arrow_files, check_names
@@ -171,14 +173,19 @@ def open_huggingface(
                 split: _undecoded(datasets, path, split_rows, column)
                 for split, split_rows in rows.items()
             }
+        _check_text_stays_text(path, rows["train"], label_column)
         labels, numbers, warnings = _labels(datasets, path, rows, label_column)
     # Of a row that is read, the library decodes all columns, which may name any file or address.
     rows = {split: rows[split].select_columns(formats) for split in numbers}
     chosen = {split: (split, np.arange(len(labels))) for split, labels in numbers.items()}
-    if "validation" not in rows:
+    has_validation = "validation" in rows
+    if not has_validation:
         out = hold_out(numbers["train"], holdout, seed)
         chosen["train"] = "train", np.flatnonzero(~out)
         chosen["validation"] = "train", np.flatnonzero(out)
+    origin, places = chosen["validation"]
+    measured = set(numbers[origin][places].tolist())
+    warnings += warnings_of_validation(labels, measured, path, None if has_validation else holdout)
     digest = hashlib.sha256(_files_of(path).encode(errors="surrogateescape"))
     for split, (_, places) in sorted(chosen.items()):
         digest.update(split.encode() + places.astype(np.int64).tobytes())
@@ -398,6 +405,29 @@ def _labels(
             )
         numbered[split] = np.array([numbers[label] for label in labels], np.int64)
     return names, numbered, warnings
+
+
+def _check_text_stays_text(path: Path, rows: _Rows, column: str) -> None:
+    """Checks that no CSV file has labels such as ``01``, which the library reads as 1.
+
+    Raises:
+      UserError: One has.
+    """
+    if not str(rows.features[column].dtype).startswith("int"):
+        return
+    for file in sorted(path.rglob("*.csv")):
+        # The library has read the file: of what only this reader refuses, nothing is known.
+        with (
+            contextlib.suppress(csv.Error, UnicodeDecodeError),
+            file.open(encoding="utf-8-sig", newline="") as lines,
+        ):
+            for row in csv.DictReader(lines):
+                text = (row.get(column) or "").strip()
+                if text[:1] == "0" != text and text.isdecimal():
+                    raise UserError(
+                        f"{file}: the label {text[:_SHOWN]!r} would be read as a number, without "
+                        "its zeros: read the file by --source=list, or write other labels"
+                    )
 
 
 def _is_known(label: Any, numbers: Mapping[Any, int]) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import errno
 import itertools
 import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -40,6 +41,8 @@ _GROUP_COLUMNS = (
     *("group", "group_id", "patient", "patient_id", "subject", "subject_id", "participant_id"),
     *("video", "video_id", "scene", "scene_id", "session_id"),
 )
+# A first line that names the separator.
+_SEPARATOR_LINE = re.compile(r"sep=([,;|\t])\s*", re.IGNORECASE)
 _MAX_LINE = 2**20  # characters
 _SHOWN = 100  # characters of a value in a message
 
@@ -144,7 +147,10 @@ def _read(
     """Returns the lines of a list; adds notes on how it was read."""
     rows = []
     columns: tuple[str, str, str | None, str | None] | None = None
-    for number, values in _lines(path, notes):
+    usual = (*_IMAGE_COLUMNS, *_LABEL_COLUMNS, *_SPLIT_COLUMNS, *_GROUP_COLUMNS)
+    named = (image_column, label_column, split_column, group_column)
+    given = (name.lower() for name in named if name)
+    for number, values in _lines(path, notes, {*usual, *given}):
         if columns is None:
             known = list(values)
             columns = (
@@ -180,8 +186,16 @@ def _read(
     return rows
 
 
-def _lines(path: Path, notes: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yields the number of each line and its values by column."""
+def _lines(
+    path: Path, notes: list[str], known: Collection[str]
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yields the number of each line and its values by column.
+
+    Args:
+      path: The list.
+      notes: To which one on another separator is added.
+      known: Names that columns may have, in lower case.
+    """
     suffix = path.suffix.lower()
     if suffix not in _DELIMITERS and suffix not in _JSON_LINES:
         kinds = ", ".join([*_DELIMITERS, *_JSON_LINES])
@@ -194,8 +208,11 @@ def _lines(path: Path, notes: list[str]) -> Iterator[tuple[int, Mapping[str, Any
             if suffix in _JSON_LINES:
                 yield from _json_lines(path, lines)
                 return
-            header = next(lines, "")
-            delimiter = _delimiter(header, _DELIMITERS[suffix])
+            header, before = next(lines, ""), 0
+            if told := _SEPARATOR_LINE.fullmatch(header):  # as Excel reads and writes it
+                header, before = next(lines, ""), 1
+            usual = _DELIMITERS[suffix]
+            delimiter = told[1] if told else _delimiter(header, usual, known)
             if delimiter != _DELIMITERS[suffix]:
                 notes.append(f"{path.name}: its columns are separated by {delimiter!r}")
             whole = itertools.chain([header], lines)
@@ -206,8 +223,10 @@ def _lines(path: Path, notes: list[str]) -> Iterator[tuple[int, Mapping[str, Any
                 raise UserError(f"{path}: has two columns {twice!r}; rename one of them")
             for values in reader:
                 if None in values:
-                    raise UserError(f"{path}, line {reader.line_num}: has more values than columns")
-                yield reader.line_num, values
+                    raise UserError(
+                        f"{path}, line {before + reader.line_num}: has more values than columns"
+                    )
+                yield before + reader.line_num, values
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:
@@ -216,10 +235,18 @@ def _lines(path: Path, notes: list[str]) -> Iterator[tuple[int, Mapping[str, Any
         raise UserError(f"{path}: cannot be read as {suffix[1:].upper()}: {error}") from None
 
 
-def _delimiter(header: str, usual: str) -> str:
-    """Returns the character that separates the columns that a header names."""
-    others = (*_DELIMITERS.values(), ";", "|")
-    return next((found for found in (usual, *others) if found in header), usual)
+def _delimiter(header: str, usual: str, known: Collection[str]) -> str:
+    """Returns the character that separates the columns that a header names.
+
+    It is that which makes the most names known ones; of equals ``usual``, then the first in it.
+    """
+    found = [mark for mark in (usual, *_DELIMITERS.values(), ";", "|") if mark in header]
+
+    def known_names(mark: str) -> int:
+        names = next(csv.reader([header], delimiter=mark, skipinitialspace=True), [])
+        return sum(name.strip().lower() in known for name in names)
+
+    return max(found, key=known_names, default=usual)
 
 
 def _bounded_lines(path: Path, file: TextIO) -> Iterator[str]:
@@ -367,7 +394,14 @@ def _with_files(path: Path, root: Path, rows: list[_Row], notes: list[str]) -> l
     backslashes, similar = [], []
     for row in rows:
         file = row.file
-        if not (root / file).is_file():
+        try:
+            exists = (root / file).is_file()
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            missing.append(row)
+            continue
+        if not exists:
             file = file.replace("\\", "/")
             if not (root / file).is_file():
                 other = _similar(root, file, names)

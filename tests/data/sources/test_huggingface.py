@@ -489,3 +489,23 @@ def test_aliases_of_yaml_are_not_expanded():
     assert huggingface_files._texts({"data_files": value, "split": "train"}) == {"x", "train"}
     value.append(value)
     assert huggingface_files._texts(value) == {"x"}
+
+
+@pytest.mark.parametrize("zeros", ["0", ""])
+def test_labels_that_would_lose_their_zeros(tmp_path, zeros):
+    rows = "".join(f"{number}.png,{zeros}{number}\n" for number in range(3))
+    for number in range(3):
+        (tmp_path / f"{number}.png").write_bytes(png(number))
+    (tmp_path / "metadata.csv").write_text(f"file_name,label\n{rows}")
+    if not zeros:
+        source = open_source("huggingface", tmp_path, holdout=0)
+        assert source.labels == ("0", "1", "2")
+        return
+    with pytest.raises(UserError, match="label '00' would be read as a number, without its zeros"):
+        open_source("huggingface", tmp_path)
+
+
+def test_no_validation_images_give_a_warning(tmp_path):
+    table(range(24)).to_parquet(tmp_path / "all.parquet")
+    source = open_source("huggingface", tmp_path, holdout=0)
+    assert any("there are no validation images" in text for text in source.warnings)

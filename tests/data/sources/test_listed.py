@@ -187,6 +187,28 @@ def test_another_separator_is_told(make, delimiter):
     assert f"photos.csv: its columns are separated by {delimiter!r}" in source.warnings
 
 
+def test_the_separator_is_the_one_that_makes_known_names(make):
+    text = "image;label;width, in pixels\nb.jpg;dog;8\ndeep/a.png;cat;9\n"
+    source = open_source("list", make(text, *NAMES))
+    assert items(source, "train") == [(b"b.jpg", 1, "b.jpg"), (b"deep/a.png", 0, "deep/a.png")]
+    text = "picture;kind;width, in pixels\nb.jpg;dog;8\n"
+    columns = {"image_column": "picture", "label_column": "kind"}
+    assert open_source("list", make(text, *NAMES), **columns).labels == ("dog",)
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_a_first_line_that_names_the_separator(make, mark):
+    text = f"sep={mark}\r\n" + CSV.replace(",", mark)
+    assert open_source("list", make(text, *NAMES)).labels == ("cat", "dog")
+    with pytest.raises(UserError, match=r"no\.jpg, line 3"):
+        open_source("list", make(f"sep={mark}\nimage{mark}label\nno.jpg{mark}dog\n", *NAMES))
+
+
+def test_a_name_that_is_too_long_is_missing_in_its_line(make):
+    with pytest.raises(UserError, match=r"1 of 2 files missing in .*line 3"):
+        open_source("list", make(f"image,label\nb.jpg,dog\n{300 * 'x'}.jpg,dog\n", *NAMES))
+
+
 def test_columns_in_another_case(make):
     source = open_source("list", make(CSV.replace("image,label", "Filename,Class "), *NAMES))
     assert items(source, "train") == [(b"b.jpg", 1, "b.jpg"), (b"deep/a.png", 0, "deep/a.png")]
