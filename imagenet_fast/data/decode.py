@@ -16,7 +16,7 @@ import tensorflow as tf
 from imagenet_fast.data import resize_op
 from imagenet_fast.data.augment import flip
 from imagenet_fast.data.crop_boxes import evaluation_crop_boxes
-from imagenet_fast.data.headers import check_header, is_jpeg
+from imagenet_fast.data.headers import check_header, check_scans, is_jpeg
 from imagenet_fast.data.options import DataOptions
 
 _DCT_METHODS = {"accurate": "INTEGER_ACCURATE", "fast": "INTEGER_FAST"}
@@ -107,7 +107,10 @@ def decode_crop(encoded: tf.Tensor, box: tf.Tensor, options: DataOptions) -> tf.
         checked, _ = check_header(encoded, options.max_pixels)
         return _decode_png(checked, box, channels=3)
 
-    return tf.cond(is_jpeg(encoded), lambda: _decode_jpeg(encoded, box, options), png)
+    def jpeg() -> tf.Tensor:
+        return _decode_jpeg(check_scans(encoded), box, options)
+
+    return tf.cond(is_jpeg(encoded), jpeg, png)
 
 
 def _decode_png(encoded: tf.Tensor, box: tf.Tensor, channels: int) -> tf.Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from imagenet_fast.data.exif import EXIF_BEGIN, LONG, MAX_SEGMENTS, ORIENTATION, SHORT
-from imagenet_fast.data.images import JPEG_SIGNATURE, PNG_SIGNATURE
+from imagenet_fast.data.images import BEGIN_OF_SCAN, JPEG_SIGNATURE, MOST_SCANS, PNG_SIGNATURE
 
 # The error of bytes that cannot be decoded.
 NO_IMAGE = "not a whole JPEG or PNG image"
@@ -64,11 +64,12 @@ def check_header(encoded: tf.Tensor, max_pixels: int) -> tuple[tf.Tensor, tf.Ten
       whether its colours are inverted is marked as inverted, which Pillow assumes.
 
     Raises:
-      tf.errors.InvalidArgumentError: in the graph, if it is not a JPEG or PNG or has more pixels.
+      tf.errors.InvalidArgumentError: in the graph, if it is not a JPEG or PNG, or has too many
+        pixels or scans.
     """
 
     def jpeg() -> tuple[tf.Tensor, tf.Tensor]:
-        shape = tf.image.extract_jpeg_shape(encoded)
+        shape = tf.image.extract_jpeg_shape(check_scans(encoded))
         marked = tf.cond(shape[2] == 4, lambda: _marked_as_adobe(encoded), lambda: encoded)
         return marked, shape[:2]
 
@@ -80,6 +81,21 @@ def check_header(encoded: tf.Tensor, max_pixels: int) -> tuple[tf.Tensor, tf.Ten
     decodable, size = tf.cond(is_jpeg(encoded), jpeg, png)
     with tf.control_dependencies([tf.debugging.Assert(_fits(size, max_pixels), [size])]):
         return tf.identity(decodable), tf.ensure_shape(tf.identity(size), [2])
+
+
+def check_scans(jpeg: tf.Tensor) -> tf.Tensor:
+    """Returns a JPEG, a string scalar, whose decoding does not take the time of many images.
+
+    Each scan takes that of one. Markers in metadata count, too: one pass over the bytes is cheap.
+
+    Raises:
+      tf.errors.InvalidArgumentError: in the graph, if it has more than ``MOST_SCANS`` scans.
+    """
+    mark = bytes([0xFF, BEGIN_OF_SCAN])
+    parts = tf.raw_ops.StringSplitV2(input=[jpeg], sep=mark, maxsplit=MOST_SCANS + 1)
+    few = tf.size(parts.values) <= MOST_SCANS + 1
+    with tf.control_dependencies([tf.debugging.Assert(few, [f"over {MOST_SCANS} scans"])]):
+        return tf.identity(jpeg)
 
 
 def image_size(encoded: tf.Tensor, max_pixels: int) -> tf.Tensor:

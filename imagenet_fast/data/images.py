@@ -51,8 +51,8 @@ JPEG_SIGNATURE = b"\xff\xd8\xff"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # A marker with a segment, or the end of the image; not those within a scan.
 _MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]", re.DOTALL)
-_END_OF_IMAGE, _BEGIN_OF_SCAN = 0xD9, 0xDA
-_MOST_SCANS = 500
+_END_OF_IMAGE, BEGIN_OF_SCAN = 0xD9, 0xDA
+MOST_SCANS = 500
 
 # Images whose conversion takes more memory are refused: some of 2 kB would take 3 GB.
 _MOST_MEMORY = 2**30
@@ -184,8 +184,8 @@ def normalize_encoding(
         raise BadImageError("empty")
     # Each scan takes the time of a whole image.
     scans = _count_scans(data) if data.startswith(JPEG_SIGNATURE) else 1
-    if scans > _MOST_SCANS:
-        raise BadImageError(f"a JPEG of more than {_MOST_SCANS} scans")
+    if scans > MOST_SCANS:
+        raise BadImageError(f"a JPEG of more than {MOST_SCANS} scans")
     with _explained(data):
         image = _open(data)
         width, height = image.size
@@ -235,7 +235,7 @@ def _count_scans(jpeg: bytes) -> int:
     scans = 0
     place = len(JPEG_SIGNATURE) - 1
     while (found := _MARKER.search(jpeg, place)) and jpeg[found.start() + 1] != _END_OF_IMAGE:
-        scans += jpeg[found.start() + 1] == _BEGIN_OF_SCAN
+        scans += jpeg[found.start() + 1] == BEGIN_OF_SCAN
         place = found.end() + int.from_bytes(jpeg[found.end() : found.end() + 2], "big")
     return scans
 

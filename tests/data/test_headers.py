@@ -12,7 +12,7 @@ from PIL import Image
 
 from imagenet_fast import Config
 from imagenet_fast.data import headers
-from imagenet_fast.data.decode import evaluation_image
+from imagenet_fast.data.decode import decode_crop, evaluation_image
 from imagenet_fast.data.headers import NO_IMAGE, check_header, image_size, reason_of_failure
 from imagenet_fast.data.images import TooManyPixelsError, normalize_encoding
 
@@ -230,3 +230,18 @@ def test_an_orientation_in_damaged_exif(length):
     Image.new("L", (8, 8)).save(file, "JPEG", exif=exif.tobytes()[: 6 + length])
     assert 1 <= int(headers.orientation(tf.constant(file.getvalue()))) <= 8
     assert int(headers.orientation(tf.constant(file.getvalue()[: min(length, 40)]))) == 1
+
+
+def test_jpegs_of_many_scans_are_refused_before_decoding():
+    """Each takes the time of a whole image."""
+    file = io.BytesIO()
+    Image.new("L", (16, 16)).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    begin = data.rindex(b"\xff\xda")
+    scan = data[begin : data.rindex(b"\xff\xd9")]
+    options = Config(image_size=8)
+    box = tf.constant([0, 0, 8, 8])
+    for decode in (lambda jpeg: check_header(jpeg, LIMIT), lambda j: decode_crop(j, box, options)):
+        decode(tf.constant(data[:begin] + 400 * scan + data[begin:]))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="over 500 scans"):
+            decode(tf.constant(data[:begin] + 600 * scan + data[begin:]))
