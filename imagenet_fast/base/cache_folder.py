@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import pathlib
+import pwd
 import stat
 
 from imagenet_fast.base.errors import UserError
@@ -47,8 +49,19 @@ def _reason_to_distrust(folder: pathlib.Path) -> str:
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return "can be written by others"
     above = folder.parent.stat()
-    shared = above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX
-    if shared or above.st_uid not in (0, os.geteuid()):
+    shared = bool(above.st_mode & stat.S_IWOTH)
+    if above.st_mode & stat.S_IWGRP and not _is_private(above.st_gid):
+        shared = True
+    if (shared and not above.st_mode & stat.S_ISVTX) or above.st_uid not in (0, os.geteuid()):
         return f"is in {folder.parent}, where others can replace it"
     folder.chmod(0o700)
     return ""
+
+
+def _is_private(group: int) -> bool:
+    """Whether a group is this user's alone, as that of new files is in many distributions."""
+    try:
+        found, user = grp.getgrgid(group), pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return False
+    return found.gr_name == user and set(found.gr_mem) <= {user}

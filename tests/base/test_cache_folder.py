@@ -1,7 +1,9 @@
 """The folder for compiled code, which others must not be able to change."""
 
+import grp
 import os
 import pathlib
+import pwd
 import stat
 
 import pytest
@@ -50,6 +52,22 @@ def test_one_in_a_folder_that_others_can_write_is_not_used(home, capsys):
     assert cache_folder() is None
     assert "where others can replace it" in capsys.readouterr().err
     folder.parent.chmod(0o1777)  # as /tmp
+    assert cache_folder() == folder
+
+
+@pytest.mark.parametrize("members", [[], ["somebody"], None])
+def test_one_in_a_folder_of_a_group_is_not_used(home, monkeypatch, capsys, members):
+    folder = cache_folder()
+    folder.parent.chmod(0o775)
+    name = "staff" if members is None else pwd.getpwuid(os.geteuid()).pw_name
+    entry = grp.struct_group((name, "x", folder.parent.stat().st_gid, members or []))
+    monkeypatch.setattr(module.grp, "getgrgid", lambda _: entry)
+    if members == []:  # The user's private group, which many distributions give new files.
+        assert cache_folder() == folder
+        return
+    assert cache_folder() is None
+    assert "where others can replace it" in capsys.readouterr().err
+    folder.parent.chmod(0o1775)
     assert cache_folder() == folder
 
 
