@@ -62,7 +62,7 @@ def open_to_append(path: pathlib.Path) -> IO[bytes]:
         raise
     if not stat.S_ISREG(os.fstat(opened).st_mode):
         os.close(opened)
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     return os.fdopen(opened, "a+b")
 
 

@@ -165,6 +165,9 @@ class _Indexer:
 
     def _recover(self, path: Path, rewritten: Path) -> None:
         """Checks a shard; replaces it if an interrupted run had finished its new version."""
+        for file in (path, rewritten):
+            if file.exists() and not file.is_file():
+                raise UserError(f"{file}: is not a regular file; remove it")
         if not self._manifest:
             return
         (expected,) = (shard for shard in self._manifest.shards if shard.file == path.name)

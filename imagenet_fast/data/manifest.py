@@ -382,7 +382,7 @@ def sha256(path: Path) -> str:
       OSError: if it cannot be read, or is no regular file: a pipe could block.
     """
     if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

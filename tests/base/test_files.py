@@ -185,7 +185,7 @@ def test_a_file_of_too_many_lines(tmp_path, monkeypatch):
 
 def test_pipes_are_not_appended_to(tmp_path):
     os.mkfifo(tmp_path / "file")
-    with pytest.raises(OSError, match="is no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         open_to_append(tmp_path / "file")
 
 

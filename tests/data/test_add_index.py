@@ -96,9 +96,10 @@ def test_pipes_are_refused(shards):
         path = shards / name
         path.unlink(missing_ok=True)
         os.mkfifo(path)
-        with pytest.raises(UserError, match="no regular file"):
+        with pytest.raises(UserError, match="not a regular file") as caught:
             add_index(shards, progress=False)
         path.unlink()
+    assert str(caught.value) == f"{path}: is not a regular file; remove it"
 
 
 def test_data_are_whole_between_the_manifest_and_a_shard(source, shards, monkeypatch):
