@@ -21,6 +21,7 @@ from imagenet_fast.base.outside import MAX_JSON, read_bounded, read_json
 from imagenet_fast.base.paths import Path, is_local, to_path
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.config import Config
+from imagenet_fast.data.class_values import CLASS_VALUES_FILE, recorded_class_values
 from imagenet_fast.data.info import numbered_labels
 from imagenet_fast.data.manifest import FILE as MANIFEST
 from imagenet_fast.data.manifest import read_manifest
@@ -36,7 +37,6 @@ from imagenet_fast.training.run_config import CONFIG_FILE, directory_of, stored_
 
 LABELS_FILE = "labels.txt"
 PREPARATION_FILE = "preparation.json"
-CLASS_VALUES_FILE = "class_values.json"
 CHECKPOINTS = "checkpoints"  # a folder
 BEST = "best"  # a folder with one checkpoint, by keep_best
 _SHARED_OPTIONS = {field.name for field in dataclasses.fields(SharedOptions)}
@@ -119,13 +119,9 @@ def _check_class_values(directory: Path, given: Mapping[str, Mapping[str, float]
     Raises:
       UserError: if their files have changed, or the recorded values cannot be read.
     """
-    file = directory / CLASS_VALUES_FILE
-    if not given or not file.exists():
+    earlier = recorded_class_values(str(directory)) if given else {}
+    if not earlier:
         return
-    try:
-        earlier = read_json(file, dict[str, dict[str, float]])
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read: {error}") from None
     for option, values in given.items():
         for label, value in values.items():
             before = earlier.get(option, {}).get(label)

@@ -103,7 +103,10 @@ def test_a_run_with_both_and_its_resumption(digits, tmp_path, capsys):
     recorded = json.loads((tmp_path / "run" / "class_values.json").read_text())
     assert recorded["class_weights"]["3"] == 2.5 and recorded["class_weights"]["4"] == 1
     assert recorded["sampling"]["4"] == pytest.approx(0.1)
+    weights.unlink()  # The run has its values.
     train(config.replace(duration="4 steps"), model=small_network)
+    with pytest.raises(UserError, match=r"weights\.json cannot be read: No such file"):
+        train(config.replace(model_dir=str(tmp_path / "other")), model=small_network)
     weights.write_text(json.dumps({"3": 3}))
     message = "class_weights gives 3 to class '3', but gave 2.5 when the run in .* began"
     with pytest.raises(UserError, match=message):
