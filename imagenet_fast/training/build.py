@@ -87,6 +87,8 @@ def build_model(
     """
     config, info = with_model(config, model), read_info(config)
     build_schedule(config, steps_per_epoch(info, config))
+    if len(info.labels) == 1:
+        warn_once(f"there is only one class, {info.labels[0]}: every prediction will be right")
     warn_of_short_run(config, steps_per_epoch(info, config))
     _warn_of_unused_sizes(config, steps_per_epoch(info, config))
     _warn_of_initial_weights(config, steps_per_epoch(info, config))
@@ -105,7 +107,7 @@ def build_model(
     with classifier.distribute_strategy.scope():
         if classifier.mixer is not None:
             _check_mixer(config)
-        classifier.class_weights = make_class_weights(config, info)
+        classifier.class_weights = make_class_weights(config, info, config.model_dir)
         classifier.steps_per_epoch = steps_per_epoch(info, config)
         updates = config.duration.steps(classifier.steps_per_epoch, config.batch_size)
         classifier.epochs = max(1, round(updates / classifier.steps_per_epoch))

@@ -9,6 +9,7 @@ import tf_keras as keras
 from small_config import SMALL
 
 from imagenet_fast import Config, UserError, build_model, models
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.optimizers import SGD
 from imagenet_fast.training import build
@@ -356,3 +357,9 @@ def test_evaluation_has_a_stage_on_each_device(monkeypatch, capsys):
     assert with_stages_for_devices(config) == fewer
     told = "pipeline_stages=8 needs 4 devices, but there are 3, which get a stage each"
     assert told in capsys.readouterr().err
+
+
+def test_one_class_gives_a_warning(capsys):
+    warn_once.cache_clear()
+    build_model(Config(model="resnet9", width=4, image_size=32, synthetic=True, num_classes=1))
+    assert "there is only one class" in capsys.readouterr().err
