@@ -94,7 +94,7 @@ def evaluation_image(encoded: tf.Tensor, options: DataOptions) -> tf.Tensor:
     box = evaluation_crop_boxes(size[tf.newaxis], options)[0]
     image = tf.cond(
         is_jpeg(encoded),
-        lambda: _decode_jpeg(encoded, box, options),
+        lambda: _decode_jpeg(check_scans(encoded), box, options),
         lambda: decode_png_on_white(encoded, box),
     )
     return resize(image, options.replace(resize_kernel="tensorflow"))
@@ -107,10 +107,7 @@ def decode_crop(encoded: tf.Tensor, box: tf.Tensor, options: DataOptions) -> tf.
         checked, _ = check_header(encoded, options.max_pixels)
         return _decode_png(checked, box, channels=3)
 
-    def jpeg() -> tf.Tensor:
-        return _decode_jpeg(check_scans(encoded), box, options)
-
-    return tf.cond(is_jpeg(encoded), jpeg, png)
+    return tf.cond(is_jpeg(encoded), lambda: _decode_jpeg(encoded, box, options), png)
 
 
 def _decode_png(encoded: tf.Tensor, box: tf.Tensor, channels: int) -> tf.Tensor:

@@ -64,12 +64,11 @@ def check_header(encoded: tf.Tensor, max_pixels: int) -> tuple[tf.Tensor, tf.Ten
       whether its colours are inverted is marked as inverted, which Pillow assumes.
 
     Raises:
-      tf.errors.InvalidArgumentError: in the graph, if it is not a JPEG or PNG, or has too many
-        pixels or scans.
+      tf.errors.InvalidArgumentError: in the graph, if it is not a JPEG or PNG or has more pixels.
     """
 
     def jpeg() -> tuple[tf.Tensor, tf.Tensor]:
-        shape = tf.image.extract_jpeg_shape(check_scans(encoded))
+        shape = tf.image.extract_jpeg_shape(encoded)
         marked = tf.cond(shape[2] == 4, lambda: _marked_as_adobe(encoded), lambda: encoded)
         return marked, shape[:2]
 
@@ -86,7 +85,8 @@ def check_header(encoded: tf.Tensor, max_pixels: int) -> tuple[tf.Tensor, tf.Ten
 def check_scans(jpeg: tf.Tensor) -> tf.Tensor:
     """Returns a JPEG, a string scalar, whose decoding does not take the time of many images.
 
-    Each scan takes that of one. Markers in metadata count, too: one pass over the bytes is cheap.
+    Each scan takes that of one. Markers in metadata count, too. It takes 0.8 ms for 115 kB, a sixth
+    of the time to decode them: too much for training.
 
     Raises:
       tf.errors.InvalidArgumentError: in the graph, if it has more than ``MOST_SCANS`` scans.

@@ -96,8 +96,10 @@ def _ratio(size: tf.Tensor, new_size: tf.Tensor) -> tf.Tensor:
 
 
 def _decode_jpeg(encoded: tf.Tensor, ratio: tf.Tensor) -> tf.Tensor:
+    checked = headers.check_scans(encoded)
+
     def decode(ratio: int) -> tf.Tensor:
-        return tf.io.decode_jpeg(encoded, 3, ratio, dct_method="INTEGER_ACCURATE")
+        return tf.io.decode_jpeg(checked, 3, ratio, dct_method="INTEGER_ACCURATE")
 
     return tf.switch_case(ratio, [functools.partial(decode, ratio) for ratio in _RATIOS])
 

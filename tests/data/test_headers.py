@@ -12,9 +12,11 @@ from PIL import Image
 
 from imagenet_fast import Config
 from imagenet_fast.data import headers
-from imagenet_fast.data.decode import decode_crop, evaluation_image
+from imagenet_fast.data.decode import evaluation_image
 from imagenet_fast.data.headers import NO_IMAGE, check_header, image_size, reason_of_failure
 from imagenet_fast.data.images import TooManyPixelsError, normalize_encoding
+from imagenet_fast.data.preparation import Preparation
+from imagenet_fast.serving.as_in_shard import as_in_shard
 
 LIMIT = 1000
 CONVERT = "cannot be decoded: convert it to a baseline JPEG or to PNG"
@@ -240,8 +242,11 @@ def test_jpegs_of_many_scans_are_refused_before_decoding():
     begin = data.rindex(b"\xff\xda")
     scan = data[begin : data.rindex(b"\xff\xd9")]
     options = Config(image_size=8)
-    box = tf.constant([0, 0, 8, 8])
-    for decode in (lambda jpeg: check_header(jpeg, LIMIT), lambda j: decode_crop(j, box, options)):
+    shrunk = Preparation(max_side=8)
+    for decode in (
+        lambda jpeg: evaluation_image(jpeg, options),
+        lambda jpeg: as_in_shard(jpeg, shrunk, LIMIT),
+    ):
         decode(tf.constant(data[:begin] + 400 * scan + data[begin:]))
         with pytest.raises(tf.errors.InvalidArgumentError, match="over 500 scans"):
             decode(tf.constant(data[:begin] + 600 * scan + data[begin:]))
