@@ -160,11 +160,11 @@ def test_too_many_bad_images_stop_all(start, images, tmp_path):
 
 LARGE = """
 import os, sys, time
-from imagenet_fast.data import images, shard_writer
+from imagenet_fast.data import images, shard_maker
 from imagenet_fast.data.prepare import prepare
 from imagenet_fast.data.sources import open_source
 
-images._MUCH_MEMORY, shard_writer._LARGE_FILE = map(int, sys.argv[3:])
+images._MUCH_MEMORY, shard_maker._LARGE_FILE = map(int, sys.argv[3:])
 convert = images.to_grey_or_rgb
 
 def tell(image):
