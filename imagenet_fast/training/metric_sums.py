@@ -80,6 +80,10 @@ class MetricSums:
         """Adds one step's sums over all replicas, float32 [5]."""
         self.variable.assign_add(sums)
 
+    def sums(self) -> dict[str, float]:
+        """Returns the sums, by name; outside of replicas. Waits for the devices."""
+        return dict(zip(NAMES, self.variable.numpy().tolist()))
+
     def results(self) -> dict[str, tf.Tensor]:
         """Returns the means over the images so far, and their number: float32 scalars."""
         sums = dict(zip(NAMES, tf.unstack(self.variable.read_value())))

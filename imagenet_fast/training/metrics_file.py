@@ -10,14 +10,13 @@ from typing import Any, Union
 from imagenet_fast.base.files import LineFile, read_objects
 from imagenet_fast.base.outside import Count
 from imagenet_fast.base.paths import to_path
+from imagenet_fast.training.logger import Logger, Row
 
-# A row; :class:`Recorder` lists its values.
-Row = dict[str, Any]
 METRICS_FILE = "metrics.jsonl"
 _LARGEST = 1e30
 
 
-class JsonLines:
+class JsonLines(Logger):
     """Appends rows to ``metrics.jsonl``; drops rows after the step from which the run resumes.
 
     Args:

@@ -19,8 +19,7 @@ from imagenet_fast.base.files import LineFile, whole_lines
 from imagenet_fast.base.outside import Count, as_type, parse_json
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.optimizers.options import UpdateOptions
-from imagenet_fast.training.callback import TensorsCallback
-from imagenet_fast.training.recorder import Recorder
+from imagenet_fast.training.logger import Logger, Row
 from imagenet_fast.training.schedule import decay_boundaries, decay_steps, warmup_steps
 
 FILE = "mlperf.log"
@@ -38,7 +37,7 @@ class _Line(TypedDict):
     metadata: _Metadata
 
 
-class MLPerfLog(TensorsCallback):
+class MLPerfLog(Logger):
     """Writes the log of a run over all its restarts.
 
     A resumed run drops the lines after the step from which it resumes, and its earlier end. Epochs
@@ -46,8 +45,8 @@ class MLPerfLog(TensorsCallback):
 
     Args:
       options: of the run.
-      recorder: gives the step; called before this.
-      steps_per_epoch: weight updates in an epoch.
+      step: weight updates before this process.
+      steps_per_epoch: weight updates in an epoch, after each of which a call of steps must end.
       train_examples: training images.
       eval_examples: validation images.
       batch_norm_examples: images in a batch-norm group.
@@ -58,8 +57,8 @@ class MLPerfLog(TensorsCallback):
     def __init__(
         self,
         options: UpdateOptions,
-        recorder: Recorder,
         *,
+        step: int,
         steps_per_epoch: int,
         train_examples: int,
         eval_examples: int,
@@ -67,13 +66,12 @@ class MLPerfLog(TensorsCallback):
         last_step: int,
         now: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__()
-        self._recorder = recorder
+        self._step = step
         self._steps_per_epoch = steps_per_epoch
         self._now = now
-        lines = read_lines(options.model_dir) if recorder.step else []
-        trains = recorder.step < last_step
-        kept = [line for line in lines if not trains or _stays_true(line, recorder.step)]
+        lines = read_lines(options.model_dir) if step else []
+        trains = step < last_step
+        kept = [line for line in lines if not trains or _stays_true(line, step)]
         keys = [line["key"] for line in kept]
         self._ended = "run_stop" in keys
         self._in_epoch = keys.count("epoch_start") > keys.count("epoch_stop")
@@ -98,28 +96,29 @@ class MLPerfLog(TensorsCallback):
             self._write(_START, "run_start")
             self._started = True
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def before_steps(self, step: int) -> None:
         """Writes the start of an epoch before its first step."""
         if not self._in_epoch:
-            step = self._recorder.step
             # With the number of its first step: dropped if a resumed run repeats that step.
             self._write(_START, "epoch_start", epoch_num=self._epoch(), step_num=step + 1)
             self._in_epoch = True
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def after_steps(self, step: int) -> None:
         """Writes the end of an epoch after its last step."""
-        if self._recorder.step % self._steps_per_epoch == 0:
+        self._step = step
+        if step % self._steps_per_epoch == 0:
             self._end_epoch()
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def before_evaluation(self, step: int) -> None:
         """Writes the start of an evaluation."""
         self._write(_START, "eval_start", epoch_num=self._epochs_done())
 
-    def on_test_end(self, logs: Any = None) -> None:
+    def write(self, row: Row) -> None:
         """Writes the end of an evaluation and its accuracy."""
-        top1, epochs = float(logs["top1"]), self._epochs_done()
-        self._write(_POINT, "eval_accuracy", top1, epoch_num=epochs)
-        self._write(_END, "eval_stop", epoch_num=epochs)
+        if row["kind"] == "validation":
+            epochs = self._epochs_done()
+            self._write(_POINT, "eval_accuracy", row["top1"], epoch_num=epochs)
+            self._write(_END, "eval_stop", epoch_num=epochs)
 
     def finish(self, success: bool) -> None:
         """Writes the end of the run, unless it is there.
@@ -142,15 +141,15 @@ class MLPerfLog(TensorsCallback):
 
     def _epoch(self) -> int:
         """Returns the number of the epoch to which the next step belongs."""
-        return self._recorder.step // self._steps_per_epoch + 1
+        return self._step // self._steps_per_epoch + 1
 
     def _epochs_done(self) -> float:
-        epochs = self._recorder.step / self._steps_per_epoch
+        epochs = self._step / self._steps_per_epoch
         return int(epochs) if epochs.is_integer() else epochs
 
     def _end_epoch(self) -> None:
         if self._in_epoch:
-            done = math.ceil(self._recorder.step / self._steps_per_epoch)
+            done = math.ceil(self._step / self._steps_per_epoch)
             self._write(_END, "epoch_stop", epoch_num=done)
             self._in_epoch = False
 
@@ -161,7 +160,7 @@ class MLPerfLog(TensorsCallback):
             "event_type": event,
             "key": key,
             "value": value,
-            "metadata": {"step_num": self._recorder.step, **metadata},
+            "metadata": {"step_num": self._step, **metadata},
         }
         self._file.add(_text(line))
 

@@ -80,6 +80,19 @@ class RunOptions(SharedOptions):
         choices=("previous", "stop"),
         free=True,
     )
+    steps_per_call: str = option(
+        "auto",
+        "training steps that the host starts at once, at most; auto: those of about a second. A "
+        "call ends at the next row of the log, evaluation or checkpoint; callbacks are called once "
+        "a call, and Ctrl-C waits for its end",
+        group="run",
+        choices=("auto",),
+        check=Check(
+            lambda value: value.isdecimal() and 0 < int(value) < 2**31,
+            "be a positive number of steps",
+        ),
+        free=True,
+    )
     log_every: Duration = option(
         Duration(20, "steps"),
         "time between rows of metrics.jsonl",

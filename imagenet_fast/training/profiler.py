@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
-from imagenet_fast.training.callback import TensorsCallback
-from imagenet_fast.training.recorder import Recorder
+from imagenet_fast.training.logger import Logger
 
 
-class Profiler(TensorsCallback):
+class Profiler(Logger):
     """Profiles a range of steps for TensorBoard.
 
     A run that resumes within the range profiles the rest of it.
@@ -19,26 +16,22 @@ class Profiler(TensorsCallback):
       folder: TensorBoard's; profiles are written to ``plugins/profile`` in it.
       first: the first step to profile; a run's first is step 1.
       last: the last step to profile.
-      recorder: gives the step; called before this.
     """
 
-    def __init__(self, folder: str, first: int, last: int, recorder: Recorder) -> None:
-        super().__init__()
+    def __init__(self, folder: str, first: int, last: int) -> None:
         self._folder = folder
         self._first, self._last = first, last
-        self._recorder = recorder
         self._recording = False
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def before_steps(self, step: int) -> None:
         """Starts before the first step."""
-        if not self._recording and self._first <= self._recorder.step + 1 <= self._last:
+        if not self._recording and self._first <= step + 1 <= self._last:
             tf.profiler.experimental.start(self._folder)
             self._recording = True
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Stops when the devices have finished the last step."""
-        if self._recording and self._recorder.step == self._last:
-            float(logs["loss"])
+    def after_steps(self, step: int) -> None:
+        """Stops after the last step."""
+        if step == self._last:
             self.close()
 
     def close(self) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 from tqdm import tqdm
 
-from imagenet_fast.training.metrics_file import Row
+from imagenet_fast.training.logger import Logger, Row
 
 # Least time between two lines in a file or pipe.
 _LINE_SECONDS = 30.0
 
 
-class ProgressBar:
+class ProgressBar(Logger):
     """Shows step, loss, accuracy, images/s, images/s per device and ETA of a run.
 
     The ETA includes evaluations and checkpoints, but no compilation.

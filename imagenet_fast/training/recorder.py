@@ -1,10 +1,8 @@
-"""The callback that reads a run's metrics and passes them to its logs."""
+"""Reads a run's metrics, checks them and passes them to its loggers."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 import tf_keras as keras
@@ -12,140 +10,118 @@ import tf_keras as keras
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.bad_images import describe
 from imagenet_fast.optimizers.slots import unwrapped
-from imagenet_fast.training import metric_sums
-from imagenet_fast.training.callback import TensorsCallback
 from imagenet_fast.training.clock import Clock
 from imagenet_fast.training.evaluations import Evaluations
-from imagenet_fast.training.metrics_file import Row
+from imagenet_fast.training.logger import Logger, Row
+from imagenet_fast.training.training_step import TrainingStep
 
 _BAD_IMAGES_NAMED = 3
 
 
-class RowWriter(Protocol):
-    """Writes the rows of a run, such as to a file."""
-
-    def write(self, row: Row) -> None:
-        """Writes a row: ``kind`` is ``train`` or ``validation``, see :class:`Recorder`."""
-
-    def close(self) -> None:
-        """Ends writing."""
-
-
-class Recorder(TensorsCallback):
-    """Reads the model's metrics every few steps, checks them, and passes them on as rows.
+class Recorder:
+    """Counts a run's steps; turns the model's metrics into rows now and then.
 
     A row holds ``kind``, ``step`` (weight updates so far), ``epoch`` (the same in epochs),
     ``loss``, ``top1`` and ``top5`` (over the images since the last row, or over the whole
     validation set), ``examples``, ``skipped``, ``train_seconds``, ``wall_seconds`` and, in
     training, ``learning_rate`` and ``images_per_second`` (since the last row).
 
-    Reading metrics waits for the devices, so it happens only every ``every`` steps.
-
     Args:
+      model: sums its metrics.
       clock: measures the run.
-      writers: get the rows.
+      loggers: get the rows.
+      evaluations: of the run so far.
       step: weight updates before this process.
       steps_per_epoch: weight updates in an epoch.
       batch_size: images in a weight update.
-      every: steps between two rows.
       max_bad_images: unreadable images allowed between two evaluations.
       evaluated_examples: images in an evaluation.
       model_dir: where unreadable images are listed; empty: nowhere.
+
+    Attributes:
+      step: weight updates so far.
+      evaluations: of the run so far.
     """
 
     def __init__(
         self,
+        model: TrainingStep,
         clock: Clock,
-        writers: Sequence[RowWriter],
+        loggers: Sequence[Logger],
+        evaluations: Evaluations,
         *,
         step: int,
         steps_per_epoch: int,
         batch_size: int,
-        every: int,
         max_bad_images: int,
         evaluated_examples: int,
         model_dir: str = "",
     ) -> None:
-        super().__init__()
         self.step = step
-        self.evaluations = Evaluations()
+        self.evaluations = evaluations
+        self._model = model
         self._clock = clock
-        self._writers = writers
+        self._loggers = loggers
         self._steps_per_epoch = steps_per_epoch
         self._batch_size = batch_size
-        self._every = every
         self._max_bad_images = max_bad_images
         self._evaluated_examples = evaluated_examples
         self._model_dir = model_dir
-        self._compiled = False
-        self._untimed = 0
-        self._unread: list[tf.Tensor] = []
-        self._logs: dict[str, tf.Tensor] = {}
-        self._read_sums = dict.fromkeys(metric_sums.NAMES, 0.0)
+        self._unread = self._untimed = 0  # steps
         self._read_time = (clock.train_seconds, clock.timed_images)
+        self.restart()
 
-    def recompile(self) -> None:
-        """Announces that the next step compiles a new program, such as for another image size."""
-        if self._compiled:
-            self._clock.compiling()
-            self._compiled = False
+    def restart(self) -> None:
+        """Sets the model's metrics to zero, as after an evaluation."""
+        self._model.reset_metrics()
+        self._read_sums = self._model.metric_sums.sums()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Follows the model, which has reset its metrics; resumes the clock."""
-        self._read_sums = dict.fromkeys(self._read_sums, 0.0)
-        if self._compiled:
-            self._clock.start()
+    def count(self, step: int, diverged: int | None = None, *, compiled: bool = False) -> None:
+        """Counts the steps of a call.
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Counts a step."""
-        self.step += 1
-        self._unread.append(logs["loss"])
-        self._logs = logs
-        if not self._compiled:
-            float(logs["loss"])
+        Args:
+          step: weight updates so far.
+          diverged: the first of them whose loss was not finite; None: all were.
+          compiled: whether the call compiled its program: its one step is not timed.
+
+        Raises:
+          UserError: if the loss is not finite.
+        """
+        self._unread += step - self.step
+        self.step = step
+        if compiled:
             self._clock.compiled()
-            self._compiled = True
             self._untimed = 1
-        if self.step % self._every == 0:
-            self.read()
+        if diverged is not None:
+            sums = self._model.metric_sums.sums()
+            raise UserError(
+                f"the loss is {sums['loss'] / sums['examples']} at step {diverged} (epoch "
+                f"{diverged / self._steps_per_epoch:.2f}): training has diverged. A lower "
+                "--learning_rate or a longer --warmup may help; checkpoints are kept"
+            )
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Reads the metrics, if no evaluation has: the model is about to reset them."""
-        self.read()
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        """Reads the metrics and stops the clock, which measures training."""
-        self.read()
-        self._clock.stop()
-
-    def on_test_end(self, logs: Any = None) -> None:
-        """Checks that each image was counted once, and passes the result on.
+    def evaluated(self, metrics: Mapping[str, tf.Tensor]) -> None:
+        """Passes on the metrics of an evaluation.
 
         Raises:
           RuntimeError: if images are missing or were counted twice.
         """
-        row = {name: float(value) for name, value in (logs or {}).items()}
+        row = {name: float(value) for name, value in metrics.items()}
         check_evaluated(row, self._evaluated_examples)
         evaluation = {"kind": "validation", **self._where(), **row, **self._times()}
         self.evaluations.add(evaluation)
         self._write(evaluation)
 
-    def on_train_end(self, logs: Any = None) -> None:
-        """Reads the last metrics and stops the clock."""
-        self.read()
-        self._clock.stop()
-
     def read(self) -> None:
-        """Waits for the devices and passes on a row of the steps since the last row, if any.
+        """Passes on a row of the steps since the last row, if any.
 
         Raises:
-          UserError: if the loss is not finite, or too many images cannot be read.
+          UserError: if too many images cannot be read.
         """
         if not self._unread:
             return
-        sums = _sums(self._logs)
-        self._check_finite()
-        steps, self._unread = len(self._unread), []
+        sums = self._model.metric_sums.sums()
+        steps, self._unread = self._unread, 0
         new = {name: sums[name] - self._read_sums[name] for name in sums}
         self._read_sums = sums
         if sums["skipped"] > self._max_bad_images:
@@ -171,16 +147,6 @@ class Recorder(TensorsCallback):
         }
         self._write(row)
 
-    def _check_finite(self) -> None:
-        for place, loss in enumerate(self._unread):
-            if not math.isfinite(float(loss)):
-                step = self.step - len(self._unread) + place + 1
-                raise UserError(
-                    f"the loss is {float(loss)} at step {step} (epoch "
-                    f"{step / self._steps_per_epoch:.2f}): training has diverged. A lower "
-                    "--learning_rate or a longer --warmup may help; checkpoints are kept"
-                )
-
     def _where(self) -> Row:
         return {"step": self.step, "epoch": self.step / self._steps_per_epoch}
 
@@ -198,7 +164,7 @@ class Recorder(TensorsCallback):
         return images / seconds if seconds > 0 else 0.0
 
     def _learning_rate(self) -> float:
-        optimizer = unwrapped(self.model.optimizer)
+        optimizer = unwrapped(self._model.optimizer)
         learning_rate = optimizer.learning_rate
         if isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
             # Optimizers of TensorFlow Addons do not store the last step's learning rate.
@@ -206,8 +172,8 @@ class Recorder(TensorsCallback):
         return float(learning_rate.numpy())
 
     def _write(self, row: Row) -> None:
-        for writer in self._writers:
-            writer.write(row)
+        for logger in self._loggers:
+            logger.write(row)
 
 
 def check_evaluated(row: Row, examples: int) -> None:
@@ -219,10 +185,3 @@ def check_evaluated(row: Row, examples: int) -> None:
     seen = row["examples"] + row["skipped"]
     if seen != examples:
         raise RuntimeError(f"evaluation saw {seen:.0f} images, but there are {examples}")
-
-
-def _sums(logs: dict[str, tf.Tensor]) -> dict[str, float]:
-    """Turns means back into sums, whose differences are those of the steps between."""
-    values = {name: float(value) for name, value in logs.items()}
-    means = {name: values[name] * values["examples"] for name in ("loss", "top1", "top5")}
-    return {**values, **means}

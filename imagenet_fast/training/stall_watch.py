@@ -15,23 +15,22 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from tqdm import tqdm
 
 from imagenet_fast.base.paths import is_local, to_path
-from imagenet_fast.training.callback import TensorsCallback
+from imagenet_fast.training.logger import Logger
 
 _FILES_AT_ONCE = 16
 _BYTES = 4096
 _FILES_NAMED = 3
 
 
-class StallWatch(TensorsCallback):
+class StallWatch(Logger):
     """Probes the shards at the start, and again whenever no step has ended for some time.
 
-    It ignores the first step of each call of ``fit``, which may take long to compile. Probes run in
-    daemon threads: a file that hangs blocks nothing else.
+    It ignores the first step, which may take long to compile. Probes run in daemon threads: a file
+    that hangs blocks nothing else.
 
     Args:
       paths: of the shards that this process reads.
@@ -48,7 +47,6 @@ class StallWatch(TensorsCallback):
         limit: float = 5.0,
         pause: float = 60.0,
     ) -> None:
-        super().__init__()
         self._paths = paths
         self._patience, self._limit, self._pause = patience, limit, pause
         self._last_step: float | None = None
@@ -58,19 +56,13 @@ class StallWatch(TensorsCallback):
         if paths:
             self._thread.start()
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Ignores the first step, which may compile."""
-        self._last_step = None
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def after_steps(self, step: int) -> None:
         """Notes the time."""
         self._last_step = time.monotonic()
 
-    on_test_batch_end = on_train_batch_end
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Stops waiting for steps."""
-        self._last_step = None
+    def during_evaluation(self, first: int, end: int) -> None:
+        """Notes the time."""
+        self._last_step = time.monotonic()
 
     def close(self) -> None:
         """Ends the watch."""

@@ -7,13 +7,13 @@ import time
 import tensorflow as tf
 
 from imagenet_fast.base.paths import seconds_between_writes, to_path
-from imagenet_fast.training.metrics_file import Row
+from imagenet_fast.training.logger import Logger, Row
 
 # More than are ever written at once, so that the queue never flushes by itself.
 _SCALARS_AT_ONCE = 10_000
 
 
-class TensorBoard:
+class TensorBoard(Logger):
     """Writes rows as TensorBoard scalars by step, and images and texts beside them.
 
     There is one writer of each kind: TensorBoard may ignore all files but the newest of a folder.

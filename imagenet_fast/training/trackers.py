@@ -12,14 +12,14 @@ import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.option import option_text
-from imagenet_fast.training.metrics_file import Row
+from imagenet_fast.training.logger import Logger, Row
 
 
-class RowLogger(keras.callbacks.Callback):
+class RowLogger(keras.callbacks.Callback, Logger):
     """A callback to which ``train`` also gives the rows of ``metrics.jsonl``, in the chief only.
 
     Attributes:
-      interrupted: whether ``fit`` has begun and not ended, as in :meth:`close` after an error.
+      interrupted: whether training has begun and not ended, as in :meth:`close` after an error.
     """
 
     interrupted = False

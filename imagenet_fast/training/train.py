@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import warnings
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ from imagenet_fast.training.clock import Clock
 from imagenet_fast.training.evaluations import Evaluations
 from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.fusion_trials import load_fusion, save_fusion
+from imagenet_fast.training.keras_callbacks import KerasCallbacks
+from imagenet_fast.training.logger import Logger
 from imagenet_fast.training.metrics_file import JsonLines
 from imagenet_fast.training.mlperf_log import MLPerfLog
 from imagenet_fast.training.model_dir import (
@@ -49,8 +52,9 @@ from imagenet_fast.training.model_dir import (
     lost_best,
 )
 from imagenet_fast.training.profiler import Profiler
+from imagenet_fast.training.program import Program
 from imagenet_fast.training.progress_bar import ProgressBar
-from imagenet_fast.training.recorder import Recorder, RowWriter
+from imagenet_fast.training.recorder import Recorder
 from imagenet_fast.training.report.error_analysis import analyze_errors
 from imagenet_fast.training.report.input_images import make_input_images
 from imagenet_fast.training.report.saved_images import (
@@ -62,12 +66,9 @@ from imagenet_fast.training.report.saved_images import (
 )
 from imagenet_fast.training.run_config import directory_of
 from imagenet_fast.training.run_summary import batch_norm_images, run_summary
-from imagenet_fast.training.saver import Saver
 from imagenet_fast.training.schedule import total_steps
 from imagenet_fast.training.schedule_change import change_of_schedule
-from imagenet_fast.training.segments import segments
 from imagenet_fast.training.stall_watch import StallWatch
-from imagenet_fast.training.stopping import StopTraining
 from imagenet_fast.training.summary import make_summary, read_summary, write_summary
 from imagenet_fast.training.tensorboard import TensorBoard, tensorboard_folder
 from imagenet_fast.training.trackers import RowLogger
@@ -95,9 +96,10 @@ def train(
         :func:`imagenet_fast.build_model`. A Keras model gets the trained weights at
         the end, averaged ones if the run averages them, and those of the best evaluation with
         ``keep_best``.
-      callbacks: called before the run's own. Their epochs last from one evaluation to the next; one
-        that sets ``model.stop_training`` ends the run, which can be resumed. Those of
-        :mod:`imagenet_fast.training.trackers` get all rows of ``metrics.jsonl``.
+      callbacks: Keras callbacks. Their epochs last from one evaluation to the next, and their
+        batches are calls of ``steps_per_call`` steps. One that sets ``model.stop_training`` ends
+        the run, which can be resumed. Those of :mod:`imagenet_fast.training.trackers` get all rows
+        of ``metrics.jsonl``.
 
     Returns:
       The summary, as in ``summary.json``; only the chief has evaluation results.
@@ -157,7 +159,12 @@ class _Run:
         check_model_dir(config, info.labels)
         self.schedule_change = change_of_schedule(config, self.steps_per_epoch)
         self.data_has_changed = False  # since the checkpoint that is restored
-        self.eval_every = max(1, min(self._steps(config.eval_every), self.total_steps))
+        self.log_every, self.eval_every, self.save_every = (
+            max(1, self._steps(every))
+            for every in (config.log_every, config.eval_every, config.checkpoint_every)
+        )
+        self.eval_every = min(self.eval_every, self.total_steps)
+        self.size_changes = [self._steps(until) for _, until in config.sizes_until]
         self.clock = Clock()
         auto_fusion = config.fusion == "auto" and strategy.num_replicas_in_sync > 1
         fusion = load_fusion(strategy, config.model_dir) if auto_fusion else None
@@ -204,100 +211,137 @@ class _Run:
             lost = lost_best(self.config.model_dir, evaluations.best)
             if lost and self.config.keep_best:
                 _log(f"{lost}; only better ones will be kept")
-        rows = JsonLines(self.config.model_dir, step) if self.chief else None
-        bar = None
-        if self.chief and trains:
-            bar = ProgressBar(
-                step,
-                self.total_steps,
-                batch_size=self.config.batch_size,
-                devices=self._device_count(),
-                classes=self.info.num_classes,
-            )
-        loggers = [logger for logger in callbacks if isinstance(logger, RowLogger) and self.chief]
-        writers = [writer for writer in (rows, bar, self.board, *loggers) if writer]
-        recorder = self._recorder(writers, step)
-        recorder.evaluations = evaluations
-        profiler, mlperf_log = self._profiler(recorder), self._mlperf_log(recorder, last_step)
-        observers = [observer for observer in (profiler, mlperf_log) if observer]
-        saver = Saver(
-            self.checkpoints,
+        self.callbacks = KerasCallbacks(callbacks, self.model, self.eval_every, last_step)
+        self.loggers = self._loggers(step, last_step, callbacks)
+        self.recorder = Recorder(
+            self.model,
             self.clock,
-            recorder,
-            [log for log in (rows, self.board, mlperf_log) if log],
-            every=max(1, self._steps(self.config.checkpoint_every)),
-            total_steps=self.total_steps,
-            data={
-                "train_examples": self.train_examples,
-                "train_checksum": self.train_checksum,
-            },
-            keep_best=self.config.keep_best,
+            self.loggers,
+            evaluations,
+            step=step,
+            steps_per_epoch=self.steps_per_epoch,
+            batch_size=self.config.batch_size,
+            max_bad_images=self.config.max_bad_images,
+            evaluated_examples=self.validation_examples,
+            model_dir=self.config.model_dir,
         )
-        watch = StallWatch(self._shard_paths())
-        stopper = StopTraining(self.config, recorder)
+        mlperf_log = next((log for log in self.loggers if isinstance(log, MLPerfLog)), None)
         if mlperf_log:
             mlperf_log.start()
         try:
             if trains:
                 self._before_training(step)
-                self._fit(
-                    step,
-                    last_step,
-                    recorder,
-                    [*callbacks, recorder, *observers, stopper, saver, watch],
-                )
+                with self.strategy.scope():
+                    self._take_steps(last_step)
             if mlperf_log:
-                reached = self.config.reaches_target(recorder.evaluations.last.get("top1"))
-                finished = recorder.step == self.total_steps
+                reached = self.config.reaches_target(evaluations.last.get("top1"))
+                finished = self.recorder.step == self.total_steps
                 mlperf_log.finish(reached if self.config.stop_at_accuracy else finished)
         finally:
-            watch.close()
-            # Not the board, which gets the error analysis at the end.
-            for observer in (rows, bar, *observers, *loggers):
-                if observer:
-                    observer.close()
-        early = recorder.evaluations.reason_to_stop(self.config)
-        stopped = early if recorder.step < self.total_steps else ""
+            for logger in self.loggers:
+                if logger is not self.board:  # which gets the error analysis at the end
+                    logger.close()
+        early = evaluations.reason_to_stop(self.config)
+        stopped = early if self.recorder.step < self.total_steps else ""
         if self.chief and trains and stopped:
-            _log(f"the run ends at step {recorder.step} of {self.total_steps}, {stopped}")
-        return self._finish(recorder.step, trains, stopped)
+            _log(f"the run ends at step {self.recorder.step} of {self.total_steps}, {stopped}")
+        return self._finish(self.recorder.step, trains, stopped)
 
-    def _fit(
-        self,
-        step: int,
-        last_step: int,
-        recorder: Recorder,
-        callbacks: Sequence[keras.callbacks.Callback],
-    ) -> None:
-        """Trains from one step to another."""
-        config, validation = self.config, {}
+    def _take_steps(self, last_step: int) -> None:
+        """The training loop: steps, and between them rows of the log, evaluations, checkpoints."""
+        recorder, clock, callbacks, program = self.recorder, self.clock, self.callbacks, None
+        step, stops = recorder.step, False
+        callbacks.begin_training()
+        while step < last_step and not stops:
+            if program is None or step in self.size_changes:
+                if program is not None:
+                    clock.compiling()
+                program = self._training_program(step)
+            compiles = not program.is_compiled
+            if not compiles:
+                clock.start()
+            self._tell("before_steps", step)
+            step, diverged = program.take(step, self._next_event(step, last_step))
+            self._tell("after_steps", step)
+            recorder.count(step, diverged, compiled=compiles)
+            evaluates = step % self.eval_every == 0 or step == last_step or callbacks.stop
+            saves = step % self.save_every == 0 or step == self.total_steps
+            if evaluates or saves or step % self.log_every == 0:
+                recorder.read()
+            if evaluates:
+                clock.stop()
+                self._evaluate(step)
+                callbacks.end_epoch()
+                stops = callbacks.stop or bool(recorder.evaluations.reason_to_stop(self.config))
+            if saves or stops:
+                self._save(step)
+        callbacks.end_training()
+
+    def _training_program(self, step: int) -> Program:
+        """Returns the program of the steps after ``step``, on images of their size."""
+        self.model.make_slots()  # otherwise made in the first step, and a second trace after it
+        on_device = self.config.data_on_device
+        batches = None if on_device else distributed_dataset(self.config, "train", step)
+        step_of = self.model.train_step
+        return Program(self.model, step_of, self.config, batches, xla=self.config.xla)
+
+    def _next_event(self, step: int, last_step: int) -> int:
+        """Returns the step after which there is something to do for the host next."""
+        every = [self.log_every, self.eval_every, self.save_every]
+        if self.config.mlperf_log:
+            every.append(self.steps_per_epoch)
+        once = [last_step, *self.size_changes]
+        if self.config.profile_steps:
+            first, last = self.config.profile_steps
+            once += [first - 1, last]
+        return min(*(step + n - step % n for n in every), *(at for at in once if at > step))
+
+    def _tell(self, what: str, *values: Any) -> None:
+        """Calls a method of each logger."""
+        for logger in self.loggers:
+            getattr(logger, what)(*values)
+
+    def _evaluate(self, step: int) -> None:
+        """Evaluates the model on all validation images, if there are any, and keeps the best."""
+        recorder, model = self.recorder, self.model
         if self.validation_examples:
-            validation = {
-                "validation_data": distributed_dataset(config, "validation"),
-                "validation_steps": evaluation_steps(self.info, config, self.strategy),
-            }
-        changes = [self._steps(until) for _, until in config.sizes_until]
-        for first_epoch, epochs, first_step, steps in segments(
-            step, last_step, self.eval_every, changes
-        ):
-            if changes:
-                # Otherwise TensorFlow would trace one program for images of any size.
-                self.model.make_train_function(force=True)
-                recorder.recompile()
-            end = first_step + (epochs - first_epoch) * steps
-            # Not where a change of the image size cuts the time between two evaluations short.
-            evaluates = end % self.eval_every == 0 or end == last_step
-            self.model.fit(
-                distributed_dataset(config, "train", first_step),
-                initial_epoch=first_epoch,
-                epochs=epochs,
-                steps_per_epoch=steps,
-                callbacks=list(callbacks),
-                verbose=0,
-                **(validation if evaluates else {}),
-            )
-            if self.model.stop_training:
-                break
+            self._tell("before_evaluation", step)
+            steps = evaluation_steps(self.info, self.config, self.strategy)
+            with model.evaluated_weights():
+                model.reset_metrics()
+                self._evaluation_program.restart()
+                done = 0
+                while done < steps:
+                    first, (done, _) = done, self._evaluation_program.take(done, steps)
+                    self._tell("during_evaluation", first, done)
+            self._tell("after_evaluation")
+            recorder.evaluated(model.metric_sums.results())
+            if self.config.keep_best and recorder.evaluations.best["step"] == step:
+                with self.clock.paused():
+                    self.checkpoints.save_best(step, self._state())
+        recorder.restart()
+
+    @functools.cached_property
+    def _evaluation_program(self) -> Program:
+        on_device = self.config.data_on_device
+        batches = None if on_device else distributed_dataset(self.config, "validation")
+        return Program(self.model, self.model.test_step, self.config, batches)
+
+    def _save(self, step: int) -> None:
+        """Saves a checkpoint: after an evaluation of the same step, which it has then."""
+        with self.clock.paused():
+            self._tell("flush")
+            self.checkpoints.save(step, self._state())
+
+    def _state(self) -> dict[str, Any]:
+        """Returns what a checkpoint has beside variables."""
+        return {
+            "step": self.recorder.step,
+            "train_examples": self.train_examples,
+            "train_checksum": self.train_checksum,
+            "clock": self.clock.state(),
+            **self.recorder.evaluations.state(),
+        }
 
     def copy_weights_to(self, model: keras.Model) -> None:
         """Gives the user's model the weights that evaluation uses, the best ones with keep_best."""
@@ -358,33 +402,39 @@ class _Run:
         per_replica = 1 if pipeline is None else len(pipeline.devices)
         return self.strategy.num_replicas_in_sync * per_replica
 
-    def _recorder(self, writers: Sequence[RowWriter], step: int) -> Recorder:
-        return Recorder(
-            self.clock,
-            writers,
-            step=step,
-            steps_per_epoch=self.steps_per_epoch,
-            batch_size=self.config.batch_size,
-            every=max(1, self._steps(self.config.log_every)),
-            max_bad_images=self.config.max_bad_images,
-            evaluated_examples=self.validation_examples,
-            model_dir=self.config.model_dir,
-        )
+    def _loggers(
+        self, step: int, last_step: int, callbacks: Sequence[keras.callbacks.Callback]
+    ) -> list[Logger]:
+        """Returns what follows the run from a step on; most of it only in the chief."""
+        config, trains = self.config, step < last_step
+        loggers: list[Logger | None] = [self.callbacks]
+        if trains:
+            loggers.append(StallWatch(self._shard_paths()))
+        if not self.chief:
+            return [logger for logger in loggers if logger]
+        if trains:
+            bar = ProgressBar(
+                step,
+                self.total_steps,
+                batch_size=config.batch_size,
+                devices=self._device_count(),
+                classes=self.info.num_classes,
+            )
+            loggers += [JsonLines(config.model_dir, step), bar, self.board]
+            if config.profile_steps:
+                folder = tensorboard_folder(config.model_dir, "train")
+                loggers.append(Profiler(folder, *config.profile_steps))
+        loggers += [callback for callback in callbacks if isinstance(callback, RowLogger)]
+        loggers.append(self._mlperf_log(step, last_step))
+        return [logger for logger in loggers if logger]
 
-    def _profiler(self, recorder: Recorder) -> Profiler | None:
-        if not self.chief or not self.config.profile_steps:
-            return None
-        folder = tensorboard_folder(self.config.model_dir, "train")
-        first, last = self.config.profile_steps
-        return Profiler(folder, first, last, recorder)
-
-    def _mlperf_log(self, recorder: Recorder, last_step: int) -> MLPerfLog | None:
+    def _mlperf_log(self, step: int, last_step: int) -> MLPerfLog | None:
         config = self.config
-        if not self.chief or not config.mlperf_log:
+        if not config.mlperf_log:
             return None
         return MLPerfLog(
             config,
-            recorder,
+            step=step,
             steps_per_epoch=self.steps_per_epoch,
             train_examples=self.train_examples,
             eval_examples=self.validation_examples,

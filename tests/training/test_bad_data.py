@@ -49,6 +49,7 @@ OPTIONS = {
     "tensorboard": False,
     "examine": False,
     "strategy": "one_device",
+    "steps_per_call": "1",
 }
 
 

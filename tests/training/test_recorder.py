@@ -4,12 +4,13 @@ import math
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast import UserError
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.clock import Clock
+from imagenet_fast.training.evaluations import Evaluations
+from imagenet_fast.training.logger import Logger
 from imagenet_fast.training.recorder import Recorder, check_evaluated
 
 BATCH = 4
@@ -26,29 +27,10 @@ class Time:
         return self.now
 
 
-class Steps(keras.callbacks.Callback):
-    """Lets time pass, before the recorder looks at it."""
-
-    def __init__(self, time):
-        super().__init__()
-        self._time = time
-        self._compiled = False
-
-    def on_train_batch_end(self, batch, logs=None):
-        self._time.now += SECONDS_A_STEP if self._compiled else 100
-        self._compiled = True
-
-    def on_test_batch_end(self, batch, logs=None):
-        self._time.now += 1000
-
-
-class Rows(list):
-    """A writer that keeps the rows."""
+class Rows(Logger, list):
+    """A logger that keeps the rows."""
 
     write = list.append
-
-    def close(self):
-        pass
 
 
 @pytest.fixture
@@ -69,33 +51,57 @@ def make_data(steps, seed=0):
     return logits, labels, np.ones((steps, BATCH), "float32")
 
 
-def run(model, data, epochs=1, validation=None, **options):
-    """Returns the recorder, its rows and its clock after some epochs over the same data."""
-    time, rows = Time(), Rows()
-    clock = Clock(time)
-    settings = {
-        "step": 0,
-        "steps_per_epoch": 10,
-        "batch_size": BATCH,
-        "every": 3,
-        "max_bad_images": 0,
-        "evaluated_examples": 0,
-        **options,
-    }
-    recorder = Recorder(clock, [rows], **settings)
-    steps = len(data[0])
-    try:
-        model.fit(
-            tf.data.Dataset.from_tensor_slices(data).repeat(),
-            epochs=epochs,
-            steps_per_epoch=steps,
-            validation_data=validation and tf.data.Dataset.from_tensor_slices(validation),
-            callbacks=[Steps(time), recorder],
-            verbose=0,
-        )
-    finally:
-        recorder.rows, recorder.clock = rows, clock
+def run(model, data, epochs=1, validation=None, every=3, per_call=1, recorder=None, **options):
+    """Returns the recorder, its rows and its clock after some epochs over the same data.
+
+    The first call of steps compiles.
+    """
+    if recorder is None:
+        time, rows = Time(), Rows()
+        clock = Clock(time)
+        settings = {
+            "step": 0,
+            "steps_per_epoch": 10,
+            "batch_size": BATCH,
+            "max_bad_images": 0,
+            "evaluated_examples": 0,
+            **options,
+        }
+        recorder = Recorder(model, clock, [rows], Evaluations(), **settings)
+        recorder.rows, recorder.clock, recorder.time = rows, clock, time
+    else:
+        recorder.clock.compiling()
+    compiles = True
+    for _ in range(epochs):
+        batches = list(zip(*data))
+        while batches:
+            step = recorder.step
+            count = 1 if compiles else min(per_call, len(batches), every - step % every)
+            if not compiles:
+                recorder.clock.start()
+            losses = [step_of(model, "train_function", batches.pop(0)) for _ in range(count)]
+            recorder.time.now += 100 if compiles else count * SECONDS_A_STEP
+            bad = [i for i, loss in enumerate(losses) if not math.isfinite(loss)]
+            diverged = step + bad[0] + 1 if bad else None
+            recorder.count(step + count, diverged, compiled=compiles)
+            compiles = False
+            if recorder.step % every == 0 or not batches:
+                recorder.read()
+        recorder.clock.stop()
+        if validation:
+            model.reset_metrics()
+            for batch in zip(*validation):
+                step_of(model, "test_function", batch)
+                recorder.time.now += 1000
+            recorder.evaluated(model.metric_sums.results())
+        recorder.restart()
     return recorder
+
+
+def step_of(model, function, batch):
+    """Takes a step of training or evaluation and returns its loss."""
+    make = {"train_function": model.make_train_function, "test_function": model.make_test_function}
+    return float(make[function]()(iter([batch]))["loss"])
 
 
 def expected(data, steps):
@@ -199,9 +205,7 @@ def test_training_time_excludes_compiling_another_program(model):
     recorder = run(model, make_data(4))
     clock = recorder.clock
     assert (clock.compile_seconds, clock.train_seconds) == (100, 3 * SECONDS_A_STEP)
-    recorder.recompile()
-    data = tf.data.Dataset.from_tensor_slices(make_data(4))
-    model.fit(data, callbacks=[Steps(clock._now), recorder], verbose=0)
+    run(model, make_data(4), recorder=recorder)
     assert (clock.compile_seconds, clock.train_seconds) == (200, 6 * SECONDS_A_STEP)
     assert clock.timed_images == 6 * BATCH
     speeds = [row["images_per_second"] for row in recorder.rows]
@@ -217,12 +221,12 @@ def test_speed_before_the_first_timed_step(model):
 
 
 @pytest.mark.parametrize("start", [0, 100])
-@pytest.mark.parametrize(("every", "value"), [(4, math.nan), (1, math.inf), (20, math.nan)])
-def test_divergence_names_its_step(model, every, value, start):
+@pytest.mark.parametrize(("per_call", "value"), [(4, math.nan), (1, math.inf), (20, math.nan)])
+def test_divergence_names_its_step(model, per_call, value, start):
     data = make_data(10)
     data[0][6, 2, 1] = value
     with pytest.raises(UserError) as caught:
-        run(model, data, every=every, step=start)
+        run(model, data, every=20, per_call=per_call, step=start)
     step = start + 7
     assert f"at step {step} (epoch {step / 10:.2f}): training has div" in str(caught.value)
     assert str(caught.value).startswith("the loss is nan")

@@ -130,7 +130,7 @@ def test_a_file_that_hangs_later_is_named_when_steps_stop(start, shard, make_pip
     watch = start(shard)
     wait_for(looks)
     pipe = make_pipe(shard.name)
-    watch.on_train_batch_end(0)
+    watch.after_steps(1)
     stopped = time.monotonic()
     wait_for(told)
     match = re.fullmatch(
@@ -143,7 +143,7 @@ def test_a_file_that_hangs_later_is_named_when_steps_stop(start, shard, make_pip
 
 def test_a_warning_repeats_after_a_pause_without_more_threads(start, make_pipe, told):
     watch = start(make_pipe("hangs"), pause=0.4)
-    watch.on_test_batch_end(0)
+    watch.during_evaluation(0, 1)
     wait_for(told)
     threads = threading.active_count()
     wait_for(told, 4)
@@ -157,20 +157,16 @@ def test_a_warning_repeats_after_a_pause_without_more_threads(start, make_pipe, 
 
 def test_slow_steps_give_no_warning(start, shard, told, looks):
     watch = start(shard)
-    watch.on_train_batch_end(0)
+    watch.after_steps(1)
     wait_for(looks, 3)
     watch.close()
     assert told == []
 
 
-@pytest.mark.parametrize("idle", ["compiling", "ended"])
-def test_nothing_is_probed_while_no_step_is_due(start, shard, make_pipe, told, looks, idle):
-    watch = start(shard)
+def test_nothing_is_probed_before_the_first_step_ends(start, shard, make_pipe, told, looks):
+    """It compiles."""
+    start(shard)
     wait_for(looks)
-    watch.on_train_begin()
-    if idle == "ended":
-        watch.on_train_batch_end(0)
-        watch.on_train_end()
     make_pipe(shard.name)
     time.sleep(1.0)
     assert len(looks) == 1
@@ -180,7 +176,7 @@ def test_nothing_is_probed_while_no_step_is_due(start, shard, make_pipe, told, l
 def test_a_normal_run_is_probed_once(start, shard, looks):
     watch = start(shard, patience=1.0, pause=0.1)
     for step in range(75):
-        watch.on_train_batch_end(step)
+        watch.after_steps(step)
         time.sleep(0.02)
     assert len(looks) == 1
 
@@ -247,6 +243,7 @@ def test_a_run_names_the_shard_that_it_waits_for(digits, tmp_path, monkeypatch):
         decay_at="100 steps",
         duration="132 steps",  # three epochs: what is open when the pipe comes stays readable
         eval_every="200 steps",
+        steps_per_call="1",
         tensorboard=False,
         examine=False,
         strategy="one_device",

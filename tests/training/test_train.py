@@ -285,7 +285,11 @@ train(Config.from_json(pathlib.Path(sys.argv[1]).read_text()), callbacks=[Kill()
 @pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_weights(config, summary, tmp_path, run_python):
     killed = config.replace(
-        model_dir=str(tmp_path / "run"), tensorboard=False, examine=False, mlperf_log=True
+        model_dir=str(tmp_path / "run"),
+        tensorboard=False,
+        examine=False,
+        mlperf_log=True,
+        steps_per_call="1",
     )
     (tmp_path / "killed.json").write_text(killed.to_json())
     finished = run_python(["-c", KILLED, tmp_path / "killed.json"], check=False)
@@ -633,7 +637,9 @@ def test_a_stopped_run_resumes_at_its_image_size(growing, tmp_path):
             if int(self.model.optimizer.iterations) == 2:
                 raise KeyboardInterrupt
 
-    stopped = growing.replace(model_dir=str(tmp_path / "stopped"), checkpoint_every="1 steps")
+    stopped = growing.replace(
+        model_dir=str(tmp_path / "stopped"), checkpoint_every="1 steps", steps_per_call="1"
+    )
     with pytest.raises(KeyboardInterrupt):
         train(stopped, callbacks=[Stop()])
     train(stopped)

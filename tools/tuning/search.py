@@ -22,7 +22,6 @@ from imagenet_fast.base.option import option_text
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import steps_per_epoch
-from imagenet_fast.training.callback import TensorsCallback
 from imagenet_fast.training.train import train
 from tuning import results
 from tuning.plan import Plan
@@ -126,7 +125,7 @@ def _forget_models() -> None:
     gc.collect()
 
 
-class _Watcher(TensorsCallback):
+class _Watcher(keras.callbacks.Callback):
     """Reports each evaluation of a trial, and stops the run if the trial is to be pruned.
 
     Args:

@@ -12,7 +12,6 @@ from study.training import Prepared, Result
 
 from imagenet_fast.data.pipeline import make_dataset
 from imagenet_fast.models import network_of
-from imagenet_fast.training.callback import TensorsCallback
 from imagenet_fast.training.classifier import Classifier
 from large_batch.experiments import HALF_PRECISION_LARS, POOL5
 from large_batch.half_precision import HalfPrecisionLARS
@@ -39,7 +38,7 @@ def _pool5(model: Classifier) -> Prepared:
     return [probe], lambda: {"features": probe.rows}
 
 
-class _FeatureProbe(TensorsCallback):
+class _FeatureProbe(keras.callbacks.Callback):
     """Records the input features of AlexNet's first dense layer, for the same images each time.
 
     Batch norm uses the statistics of these images, as in training.

@@ -13,10 +13,8 @@ import tf_keras as keras
 from imagenet_fast.base import environment
 from imagenet_fast.data.pipeline import make_dataset
 from imagenet_fast.training.build import build_model
-from imagenet_fast.training.callback import TensorsCallback
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.schedule import total_steps
-from imagenet_fast.training.segments import segments
 from study.settings import PLAIN, Setting
 
 Result = dict[str, Any]
@@ -78,23 +76,28 @@ def fit(model: Classifier, callbacks: list[keras.callbacks.Callback]) -> None:
     config, epoch = model.config, model.steps_per_epoch
     changes = [until.steps(epoch, config.batch_size) for _, until in config.sizes_until]
     total = total_steps(config, epoch)
-    for first_epoch, epochs, first_step, steps in segments(0, total, epoch, changes):
+    step = 0
+    while step < total and not (step and model.stop_training):
+        end = min(at for at in (*changes, total) if at > step)
         if changes:
             # Otherwise TensorFlow would trace one program for images of any size.
             model.make_train_function(force=True)
+        # Whole epochs, or what is left of one.
+        whole = step % epoch == 0 and end - step >= epoch
+        steps = epoch if whole else min(end - step, epoch - step % epoch)
+        first, count = step // epoch, (end - step) // epoch if whole else 1
         model.fit(
-            make_dataset(config, "train", first_step),
-            initial_epoch=first_epoch,
-            epochs=epochs,
+            make_dataset(config, "train", step),
+            initial_epoch=first,
+            epochs=first + count,
             steps_per_epoch=steps,
             callbacks=callbacks,
             verbose=0,
         )
-        if model.stop_training:
-            break
+        step += count * steps
 
 
-class _Losses(TensorsCallback):
+class _Losses(keras.callbacks.Callback):
     """Records the loss of each epoch, and stops the run if it is not finite."""
 
     def __init__(self) -> None:

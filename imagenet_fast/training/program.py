@@ -1,0 +1,156 @@
+"""Training or evaluation steps in calls of several, between which alone the host has a say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from imagenet_fast.distribute.exchange import text_of_chief
+from imagenet_fast.distribute.strategy import devices_of
+from imagenet_fast.training.options import RunOptions
+from imagenet_fast.training.training_step import TrainingStep
+
+_Step = Callable[[Any], Any]
+# Ctrl-C and a preemption wait for a call to end.
+_SECONDS = 1.0
+# XLA's convolutions in loops have no fast kernels there: steps took 10 to 100 times as long.
+_WITHOUT_LOOPS = ("CPU",)
+
+
+class Program:
+    """Takes steps of a model, several in a call, as ``options.steps_per_call`` has it.
+
+    Where XLA compiles the whole step and devices make their batches, a call is one XLA program with
+    a loop; the number of steps is its argument, so it is compiled once. Everywhere else a call is a
+    ``tf.function`` with a loop around the step of all replicas, as Keras' ``steps_per_execution``.
+    The weights after a step do not depend on which calls it was in.
+
+    The first call takes a single step, because it compiles.
+
+    Args:
+      model: compiled, with its optimizer's slots.
+      step: ``model.train_step`` or ``model.test_step``.
+      options: of the run.
+      batches: all replicas' batches of each step from now on; None: replicas make them from the
+        number of the step, ``{"step": ...}``.
+      xla: whether XLA compiles the step, or as much of it as it can.
+      now: the time in seconds.
+
+    Attributes:
+      is_compiled: whether there has been a call.
+    """
+
+    def __init__(
+        self,
+        model: TrainingStep,
+        step: _Step,
+        options: RunOptions,
+        batches: Any = None,
+        *,
+        xla: bool = False,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._strategy = model.distribute_strategy
+        self._most = 0 if options.steps_per_call == "auto" else int(options.steps_per_call)
+        self._now = now
+        self._second = 1  # the steps of a second
+        self._batches = batches
+        self.is_compiled = False
+        on_device = xla and batches is None and _compiles_loops(self._strategy)
+        self._call = (_on_device if on_device else _on_host)(self._strategy, step)
+        self._iterator: Any = None
+
+    def restart(self) -> None:
+        """Begins with the first batch again."""
+        self._iterator = None
+
+    def take(self, step: int, end: int) -> tuple[int, int | None]:
+        """Takes at least one step, and returns when the devices have finished.
+
+        Args:
+          step: steps before.
+          end: steps after the last one that may be taken.
+
+        Returns:
+          The steps so far, and the first one of these, from 1, whose loss was not finite; None: of
+          all it was.
+        """
+        if self._iterator is None and self._batches is not None:
+            self._iterator = iter(self._batches)
+        count = self._steps(end - step)
+        start = self._now()
+        diverged = self._call(self._iterator, tf.constant(step), tf.constant(count)).numpy()
+        seconds = self._now() - start
+        if self.is_compiled:
+            self._second = max(1, round(_SECONDS * count / max(seconds, 1e-9)))
+        self.is_compiled = True
+        return step + count, None if diverged < 0 else int(diverged) + 1
+
+    def _steps(self, most: int) -> int:
+        """Returns how many steps the next call takes, of at most ``most``."""
+        if not self.is_compiled or most == 1:
+            return 1
+        if self._most:
+            return min(self._most, most)
+        # All workers must have the same loop, and their times differ.
+        return int(text_of_chief(self._strategy, str(min(self._second, most))))
+
+
+def _compiles_loops(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether XLA compiles a loop around the step, all-reduces and update included."""
+    devices = map(tf.DeviceSpec.from_string, devices_of(strategy))
+    one = strategy.num_replicas_in_sync == 1
+    return one and not any(device.device_type in _WITHOUT_LOOPS for device in devices)
+
+
+def _on_device(strategy: tf.distribute.Strategy, step: _Step) -> Callable[..., tf.Tensor]:
+    """Returns a call that is one XLA program, for a single replica."""
+
+    @tf.function(jit_compile=True, autograph=False)
+    def program(first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+        return _loop(lambda number: step({"step": number})["loss"], first, count)
+
+    @tf.function(autograph=False)
+    def call(_: None, first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+        return strategy.run(program, (first, count))
+
+    return call
+
+
+def _on_host(strategy: tf.distribute.Strategy, step: _Step) -> Callable[..., tf.Tensor]:
+    """Returns a call that is a graph, whose loop starts the step of each replica."""
+
+    @tf.function(autograph=False)
+    def call(iterator: Any, first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+        def loss(number: tf.Tensor) -> tf.Tensor:
+            batch = {"step": number} if iterator is None else next(iterator)
+            # All replicas return the same.
+            return strategy.experimental_local_results(strategy.run(step, (batch,))["loss"])[0]
+
+        return _loop(loss, first, count)
+
+    return call
+
+
+def _loop(loss_of: Callable[[tf.Tensor], tf.Tensor], first: tf.Tensor, count: tf.Tensor) -> Any:
+    """Takes steps and returns the first whose loss is not finite, int64; -1: there is none.
+
+    Args:
+      loss_of: takes the step of a number, int64, and returns its loss.
+      first: number of the first step, int32.
+      count: of steps, int32.
+    """
+
+    def take(done: tf.Tensor, diverged: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        number = tf.cast(first + done, tf.int64)
+        loss = loss_of(number)
+        goes_on = tf.math.is_finite(loss) | (diverged >= 0)
+        return done + 1, tf.where(goes_on, diverged, number)
+
+    # The counter is int32, which TensorFlow keeps in the host's memory: no step waits for a GPU to
+    # tell the host that the loop goes on.
+    start = (tf.constant(0), tf.constant(-1, tf.int64))
+    return tf.while_loop(lambda done, _: done < count, take, start, parallel_iterations=1)[1]

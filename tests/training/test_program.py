@@ -1,0 +1,306 @@
+"""Steps in calls: the same bits whatever calls they are in, and as many a call as a second has."""
+
+import json
+import pathlib
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+from model_weights import weights_in
+from small_network import small_network
+
+from imagenet_fast import Config, UserError, build_model, train
+from imagenet_fast.training import program as programs
+from imagenet_fast.training.metrics_file import read_rows
+from imagenet_fast.training.options import RunOptions
+from imagenet_fast.training.program import Program
+
+JOB = pathlib.Path(__file__).with_name("program_job.py")
+OPTIONS = {
+    "model": "resnet8",
+    "image_size": 16,
+    "train_crop": "none",
+    "flip": False,
+    "batch_size": 32,
+    "learning_rate_batch": 32,
+    "warmup": "0 steps",
+    "decay_at": "6 steps",
+    "duration": "9 steps",
+    "eval_every": "7 steps",
+    "log_every": "5 steps",
+    "checkpoint_every": "20 steps",
+    "tensorboard": False,
+    "examine": False,
+}
+ON_DEVICE = {"data_on_device": True, "cutout": 3, "augment_in_groups": True, "flip": True}
+TRICKS = {"ema_decay": 0.9, "mixup_alpha": 0.2, "accumulation_steps": 2, "train_crop": "pad"}
+# Name -> (changed options, worker processes).
+JOBS = {
+    "batches": ({"strategy": "one_device"}, 0),
+    "on_device": ({"strategy": "one_device", **ON_DEVICE}, 0),
+    "selected": ({"strategy": "one_device", "select_by_loss": 0.5, **ON_DEVICE}, 0),
+    "tricks": ({"strategy": "one_device", **TRICKS}, 0),
+    "replicas": ({"strategy": "mirrored", "logical_cpus": 2, **ON_DEVICE}, 0),
+    "workers": ({"strategy": "multi_worker"}, 2),
+    "pipeline": ({"pipeline_stages": 2, "logical_cpus": 2, "accumulation_steps": 2}, 0),
+}
+QUICK = ("batches", "on_device", "workers")
+TIMES = {"train_seconds", "wall_seconds", "images_per_second"}
+
+
+def rows_of(model_dir):
+    """The rows without what clocks have to do with."""
+    rows = read_rows(str(model_dir))
+    return [{name: row[name] for name in row.keys() - TIMES} for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in JOBS]
+)
+def test_steps_are_the_same_whatever_calls_they_are_in(name, digits, tmp_path, run_python):
+    changes, workers = JOBS[name]
+    options = json.dumps({**OPTIONS, "data_dir": digits, **changes})
+    each = ("1", "4", "auto") if name == "batches" else ("1", "auto")
+    run_python([JOB, options, tmp_path, *each], workers=workers)
+    one, *others = (tmp_path / steps for steps in each)
+    assert [row["step"] for row in rows_of(one)] == [5, 7, 7, 9, 9]
+    expected = weights_in(str(one))
+    for other in others:
+        assert rows_of(other) == rows_of(one)
+        found = weights_in(str(other))
+        assert found.keys() == expected.keys()
+        for variable, value in expected.items():
+            np.testing.assert_array_equal(found[variable], value, err_msg=variable)
+
+
+# --- XLA's loop, which GPUs have
+
+
+@pytest.fixture
+def compiled_config(digits):
+    """Of a run whose steps XLA compiles and whose batches the device makes."""
+    options = {"strategy": "one_device", **ON_DEVICE, "image_size": 8}
+    return Config(data_dir=digits, **{**OPTIONS, **options}, xla=True, ema_decay=0.9)
+
+
+def trained(config, calls, loops, monkeypatch):
+    """Returns the variables after calls of so many steps, and the program."""
+    monkeypatch.setattr(programs, "_WITHOUT_LOOPS", () if loops else ("CPU",))
+    model = build_model(config, model=small_network)
+    model.make_slots()
+    options = config.replace(steps_per_call=str(max(calls)))
+    program = Program(model, model.train_step, options, xla=True)
+    step = 0
+    for steps in calls:
+        end, diverged = program.take(step, step + steps)
+        assert (end, diverged) == (step + steps, None)
+        step = end
+    variables = [*model.variables, *model.optimizer.variables, *model.weight_average.averages]
+    values = [variable.numpy() for variable in variables]
+    return [*values, model.metric_sums.variable.numpy()], program
+
+
+def test_a_loop_of_xla_takes_the_same_steps(compiled_config, monkeypatch):
+    config = compiled_config
+    one, _ = trained(config, [1] * 6, True, monkeypatch)
+    for calls in ([1, 5], [1, 2, 2, 1]):
+        other, program = trained(config, calls, True, monkeypatch)
+        for expected, found in zip(one, other):
+            np.testing.assert_array_equal(found, expected)
+    # The number of steps is an argument of the program.
+    assert program._call.experimental_get_tracing_count() == 1
+    without, _ = trained(config, [1, 5], False, monkeypatch)
+    for expected, found in zip(one, without):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_which_calls_are_one_xla_program(monkeypatch):
+    made = []
+    monkeypatch.setattr(programs, "_on_device", lambda *_: made.append("XLA"))
+    monkeypatch.setattr(programs, "_on_host", lambda *_: made.append("graph"))
+
+    def make(device="GPU:0", batches=None, xla=True, strategy=None):
+        strategy = strategy or types.SimpleNamespace(num_replicas_in_sync=1)
+        place = f"/job:localhost/replica:0/task:0/device:{device}"
+        monkeypatch.setattr(programs, "devices_of", lambda _: [place])
+        stand_in = types.SimpleNamespace(distribute_strategy=strategy)
+        Program(stand_in, None, RunOptions(), batches, xla=xla)
+        return made.pop()
+
+    assert make() == "XLA"
+    assert make(device="CPU:0") == "graph"
+    assert make(batches=[]) == "graph"
+    assert make(xla=False) == "graph"
+    assert make(strategy=types.SimpleNamespace(num_replicas_in_sync=2)) == "graph"
+
+
+# --- How many steps a call has
+
+
+class Calls:
+    """A program whose steps take the seconds that it is told, by a clock of its own."""
+
+    def __init__(self, monkeypatch, seconds, option="auto", diverges_at=None):
+        self.now, self.counts = 0.0, []
+        call = self._call
+        monkeypatch.setattr(programs, "_on_host", lambda strategy, step: call)
+        model = types.SimpleNamespace(distribute_strategy=tf.distribute.get_strategy())
+        options = RunOptions(steps_per_call=option)
+        self.seconds, self.diverges_at = seconds, diverges_at
+        self.program = Program(model, None, options, now=lambda: self.now)
+
+    def _call(self, iterator, first, count):
+        assert first.dtype == count.dtype == tf.int32
+        self.counts.append(int(count))
+        self.now += self.seconds * int(count) + 100 * (len(self.counts) == 1)  # compiles
+        bad = self.diverges_at
+        within = bad is not None and int(first) <= bad < int(first) + int(count)
+        return tf.constant(bad if within else -1, tf.int64)
+
+    def take(self, step, end, until=None):
+        while step < (until or end):
+            step, diverged = self.program.take(step, end)
+            if diverged is not None:
+                return diverged
+        return step
+
+
+def test_calls_take_about_a_second(monkeypatch):
+    calls = Calls(monkeypatch, 0.01)
+    calls.take(0, 1000, until=300)
+    assert calls.counts == [1, 1, 100, 100, 100]
+    calls.seconds = 0.25  # such as when the input is slow
+    calls.take(302, 1000, until=410)
+    assert calls.counts[5:7] == [100, 4]
+    calls.seconds = 3.0
+    calls.take(500, 510)
+    assert calls.counts[-3:] == [1, 1, 1]
+
+
+def test_a_call_ends_where_it_is_told(monkeypatch):
+    calls = Calls(monkeypatch, 1e-6)
+    step = 0
+    for end in (5, 6, 27, 27 + 10**6, 30 + 10**6):
+        step = calls.take(step, end)
+    assert calls.counts == [1, 1, 3, 1, 21, 10**6, 3]
+
+
+@pytest.mark.parametrize("option", ["1", "3", "1000000"])
+def test_a_given_number_of_steps(monkeypatch, option):
+    calls = Calls(monkeypatch, 5.0, option)
+    calls.take(0, 8)
+    assert calls.counts == {"1": [1] * 8, "3": [1, 3, 3, 1], "1000000": [1, 7]}[option]
+
+
+def test_the_step_that_diverges_is_told(monkeypatch):
+    assert Calls(monkeypatch, 0.01, "10", diverges_at=6).take(0, 100) == 7
+    assert Calls(monkeypatch, 0.01, "10", diverges_at=0).take(0, 100) == 1
+
+
+def test_the_chief_says_how_many_steps_a_call_has(monkeypatch):
+    """Workers of other calls would wait for each other for ever."""
+    monkeypatch.setattr(programs, "text_of_chief", lambda strategy, own: "17")
+    calls = Calls(monkeypatch, 0.001)
+    calls.take(0, 100, until=40)
+    assert calls.counts == [1, 17, 17, 17]
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "many", "", str(2**31)])
+def test_bad_values(value):
+    with pytest.raises(UserError, match=r"steps_per_call=.* be a positive number of steps"):
+        RunOptions(steps_per_call=value)
+
+
+# --- Calls of a run
+
+
+@pytest.fixture
+def counts(monkeypatch):
+    """(first step, steps) of each call of training, whose steps take no time."""
+    seen, take = [], Program.take
+
+    def noting(self, step, end):
+        if self._batches is not None and self.is_compiled:
+            self._second = 10**6
+        result = take(self, step, end)
+        seen.append((step, result[0] - step))
+        return result
+
+    monkeypatch.setattr(Program, "take", noting)
+    return seen
+
+
+def test_calls_end_at_events_alone(digits, tmp_path, counts):
+    """Steps between two events are one call, however many they are."""
+    events = {"log_every": "40 steps", "eval_every": "60 steps", "checkpoint_every": "50 steps"}
+    config = Config(
+        data_dir=digits,
+        model_dir=str(tmp_path),
+        **{**OPTIONS, **events, "duration": "130 steps", "strategy": "one_device"},
+        profile_steps=(66, 69),
+        eval_batch_size=359,
+    )
+    train(config, model=small_network)
+    evaluation = (0, 1)
+    assert counts == [
+        *((0, 1), (1, 39), (40, 10), (50, 10), evaluation, (60, 5), (65, 4), (69, 11)),
+        *((80, 20), (100, 20), evaluation, (120, 10), evaluation),
+    ]
+
+
+class Hooks(keras.callbacks.Callback):
+    """Notes the calls of its hooks."""
+
+    def __init__(self, stop_after=None):
+        super().__init__()
+        self.told, self._stop_after = [], stop_after
+
+    def on_train_begin(self, logs=None):
+        self.told.append("train")
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.told.append(f"epoch {epoch}")
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.told.append(batch)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.told[-1] = (self.told[-1], batch)
+        assert set(logs) == {"loss", "top1", "top5", "examples", "skipped"}
+        assert logs["examples"] == 32 * (batch + 1)
+        self.model.stop_training = batch == self._stop_after
+
+    def on_test_begin(self, logs=None):
+        self.told.append("test")
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.told.append(f"test {batch}")
+
+    def on_test_end(self, logs=None):
+        assert logs["examples"] == 359
+
+    def on_epoch_end(self, epoch, logs=None):
+        assert {"loss", "val_loss", "val_top1"} <= set(logs)
+        self.told.append(f"end {epoch}")
+
+    def on_train_end(self, logs=None):
+        self.told.append("end")
+
+
+@pytest.mark.parametrize("stop_after", [None, 4])
+def test_callbacks_are_called_once_a_call(digits, tmp_path, counts, stop_after):
+    options = {**OPTIONS, "strategy": "one_device", "eval_batch_size": 359}
+    hooks = Hooks(stop_after)
+    config = Config(data_dir=digits, model_dir=str(tmp_path), **options)
+    summary = train(config, callbacks=[hooks], model=small_network)
+    first = ["train", "epoch 0", (0, 0), (1, 4)]
+    evaluation = ["test", "test 0"]
+    if stop_after is None:
+        rest = [(5, 6), *evaluation, "end 0", "epoch 1", (0, 1), *evaluation, "end 1", "end"]
+        assert hooks.told == [*first, *rest]
+    else:
+        assert hooks.told == [*first, *evaluation, "end 0", "end"]
+        assert summary["steps"] == 5
