@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from imagenet_fast.distribute.exchange import text_of_chief
 from imagenet_fast.distribute.strategy import devices_of
+from imagenet_fast.distribute.workers import workers_of
 from imagenet_fast.training.options import RunOptions
 from imagenet_fast.training.training_step import TrainingStep
 
@@ -38,9 +39,6 @@ class Program:
         number of the step, ``{"step": ...}``.
       xla: whether XLA compiles the step, or as much of it as it can.
       now: the time in seconds.
-
-    Attributes:
-      is_compiled: whether there has been a call.
     """
 
     def __init__(
@@ -56,12 +54,18 @@ class Program:
         self._strategy = model.distribute_strategy
         self._most = 0 if options.steps_per_call == "auto" else int(options.steps_per_call)
         self._now = now
-        self._second = 1  # the steps of a second
+        self._second = 1  # the steps of a second, in the last call
+        self._agreed = 1  # the same for all workers
+        self._calls = 0
         self._batches = batches
-        self.is_compiled = False
         on_device = xla and batches is None and _compiles_loops(self._strategy)
         self._call = (_on_device if on_device else _on_host)(self._strategy, step)
         self._iterator: Any = None
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether there has been a call."""
+        return self._calls > 0
 
     def restart(self) -> None:
         """Begins with the first batch again."""
@@ -86,7 +90,7 @@ class Program:
         seconds = self._now() - start
         if self.is_compiled:
             self._second = max(1, round(_SECONDS * count / max(seconds, 1e-9)))
-        self.is_compiled = True
+        self._calls += 1
         return step + count, None if diverged < 0 else int(diverged) + 1
 
     def _steps(self, most: int) -> int:
@@ -95,8 +99,11 @@ class Program:
             return 1
         if self._most:
             return min(self._most, most)
-        # All workers must have the same loop, and their times differ.
-        return int(text_of_chief(self._strategy, str(min(self._second, most))))
+        # All workers must have the same loop, and their times differ. Since it takes time itself,
+        # they agree before the second, third, fifth, ninth ... call.
+        if workers_of(self._strategy) is None or self._calls & (self._calls - 1) == 0:
+            self._agreed = int(text_of_chief(self._strategy, str(self._second)))
+        return min(self._agreed, most)
 
 
 def _compiles_loops(strategy: tf.distribute.Strategy) -> bool:

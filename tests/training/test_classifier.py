@@ -305,6 +305,16 @@ def test_fit_learns():
     assert told["loss"] < 0.2
 
 
+def test_fit_takes_several_steps_in_a_call():
+    """Keras' own option, which a recipe's optimizer is compiled with again."""
+    data = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(2)
+    models = [classifier(keras.optimizers.SGD(0.1, 0.9), batch_norm=True) for _ in range(2)]
+    models[1].compile(models[1].optimizer, steps_per_execution=3)
+    one, several = (model.fit(data, epochs=2, verbose=0).history for model in models)
+    assert one == several and one["examples"] == [8, 8]
+    assert_close(weights_of(models[0]), weights_of(models[1]), 0)
+
+
 def test_the_progress_bar_shows_the_final_metrics(capsys):
     model = classifier(keras.optimizers.SGD(0.0))
     told = model.fit(IMAGES, LABELS, batch_size=2, epochs=1, verbose=1).history

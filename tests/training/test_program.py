@@ -202,10 +202,15 @@ def test_the_step_that_diverges_is_told(monkeypatch):
 
 def test_the_chief_says_how_many_steps_a_call_has(monkeypatch):
     """Workers of other calls would wait for each other for ever."""
-    monkeypatch.setattr(programs, "text_of_chief", lambda strategy, own: "17")
-    calls = Calls(monkeypatch, 0.001)
-    calls.take(0, 100, until=40)
-    assert calls.counts == [1, 17, 17, 17]
+    told, asked = iter([7, 20, 3, 9]), []
+    monkeypatch.setattr(programs, "workers_of", lambda strategy: strategy)
+    monkeypatch.setattr(
+        programs, "text_of_chief", lambda _, own: asked.append(int(own)) or str(next(told))
+    )
+    calls = Calls(monkeypatch, 0.25)
+    calls.take(0, 100, until=90)
+    assert calls.counts == [1, 7, 20, 20, 3, 3, 3, 3, 9, 9, 9, 9]
+    assert asked == [1, 4, 4, 4]
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "many", "", str(2**31)])

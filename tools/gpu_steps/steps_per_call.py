@@ -2,9 +2,8 @@
 
     python tools/gpu_steps/steps_per_call.py --data_dir=data/fashion_mnist_32 --out=steps.json
 
-A call is one XLA program: a loop around the package's training step, so that the host starts one
-program for several steps. The package's own program, of one step, is timed and compared, too. Needs
-one device and a recipe with --data_on_device and --xla; the default is airbench_cifar10.
+The calls are those of `train` (--steps_per_call). Needs one device; the default recipe is
+airbench_cifar10, whose calls are one XLA program each on a GPU.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from imagenet_fast.base import environment
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import write_file
@@ -29,17 +26,15 @@ from imagenet_fast.distribute.quiet import import_tensorflow
 
 
 class Steps:
-    """A recipe's training steps as two programs, ``loop`` and ``one step``, on one device."""
+    """A recipe's training steps on one device, from the initial weights each time."""
 
     def __init__(self, config: Config) -> None:
-        import tensorflow as tf
-
+        from imagenet_fast.data.pipeline import distributed_dataset
         from imagenet_fast.distribute.strategy import make_strategy
         from imagenet_fast.training.build import build_model
+        from imagenet_fast.training.program import Program
         from imagenet_fast.xla_compile.lower import variables_of
 
-        if not (config.data_on_device and config.xla):
-            raise UserError("the recipe must have --data_on_device and --xla")
         strategy = make_strategy(config)
         if strategy.num_replicas_in_sync > 1:
             raise UserError("the steps run on one device: add --gpus=1")
@@ -52,70 +47,55 @@ class Steps:
         changed = [*variables_of(model), *getattr(scale, "_weights", {}).values()]
         self.variables = list({variable.ref(): variable for variable in changed}.values())
         self.initial = [variable.numpy() for variable in self.variables]
+        batches = None if config.data_on_device else distributed_dataset(config, "train")
+        options = config.replace(steps_per_call=str(self.total))
+        self._program = Program(model, model.train_step, options, batches, xla=config.xla)
+        start = time.perf_counter()
+        self._program.take(0, 1)
+        self.first_call_seconds = time.perf_counter() - start
 
-        @tf.function(jit_compile=True, autograph=False)
-        def loop(first: tf.Tensor, steps: tf.Tensor) -> Any:
-            def step(done: tf.Tensor) -> tf.Tensor:
-                model._take_step({"step": first + done})
-                return done + 1
-
-            none = tf.constant(0, tf.int64)
-            return tf.while_loop(lambda done: done < steps, step, [none], parallel_iterations=1)
-
-        def one_step(first: tf.Tensor, steps: tf.Tensor) -> Any:
-            return model._step({"step": first})
-
-        @tf.function(autograph=False)
-        def call(program: str, *numbers: tf.Tensor) -> Any:
-            return strategy.run({"loop": loop, "one step": one_step}[program], numbers)
-
-        self._call = lambda program, *numbers: call(program, *map(tf.constant, numbers))
-
-    def run(self, program: str, calls: Sequence[int]) -> float:
-        """Returns the seconds of calls of these numbers of steps, from the initial weights."""
+    def run(self, size: int, steps: int) -> float:
+        """Returns the seconds of so many steps in calls of ``size``."""
         for variable, value in zip(self.variables, self.initial):
             variable.assign(value)
+        self._program.restart()
         self.sums.numpy()  # waits for the device
         start = time.perf_counter()
-        for first, steps in zip(np.cumsum([0, *calls]), np.int64(calls)):
-            self._call(program, first, steps)
-        self.sums.numpy()
+        step = 0
+        while step < steps:
+            step, _ = self._program.take(step, min(step + size, steps))
         return time.perf_counter() - start
 
 
 def measure(steps: Steps, config: Config, given: argparse.Namespace) -> dict[str, Any]:
     """Returns the times and comparisons, and prints each as soon as it is known."""
     total = given.steps or steps.total
-    sizes = dict.fromkeys(min(size, total) for size in given.steps_per_call or (1, 10, total))
+    sizes = list(dict.fromkeys(min(size, total) for size in given.steps_per_call or (1, 10, total)))
     results: dict[str, Any] = {"steps": total, "batch_size": config.batch_size}
-    results |= {"first_call_seconds": {}, "times": [], "comparisons": []}
-    print("program   steps per call  images/s  ms/step  seconds: median (range)")
-    for program, size in [*(("loop", size) for size in sizes), ("one step", 1)]:
-        if program not in results["first_call_seconds"]:
-            results["first_call_seconds"][program] = steps.run(program, [1])
-        calls = [min(size, total - first) for first in range(0, total, size)]
-        _, *seconds = (steps.run(program, calls) for _ in range(given.repeats + 1))
+    results |= {"first_call_seconds": steps.first_call_seconds, "times": [], "comparisons": []}
+    print("steps per call  images/s  ms/step  seconds: median (range)")
+    for size in sizes:
+        _, *seconds = (steps.run(size, total) for _ in range(given.repeats + 1))
         median = statistics.median(seconds)
         speed = total * config.batch_size / median
-        row = {"program": program, "steps_per_call": size, "calls": len(calls)}
-        results["times"].append({**row, "seconds": seconds, "images_per_second": speed})
+        row = {"steps_per_call": size, "seconds": seconds, "images_per_second": speed}
+        results["times"].append(row)
         print(
-            f"{program:8} {size:15} {speed:9,.0f} {1e3 * median / total:8.3f}  "
+            f"{size:14} {speed:9,.0f} {1e3 * median / total:8.3f}  "
             f"{median:.4f} ({min(seconds):.4f} to {max(seconds):.4f})",
             flush=True,
         )
 
-    def after(program: str, calls: Sequence[int]) -> list[bytes]:
-        steps.run(program, calls)
+    def after(size: int, count: int) -> list[bytes]:
+        steps.run(size, count)
         return [variable.numpy().tobytes() for variable in steps.variables]
 
     n = min(given.compared_steps, total)
-    ones, twos = [1] * n, [2] * (n // 2) + [1] * (n % 2)
-    expected = after("loop", ones)
-    for program, calls in (("loop", ones), ("loop", twos), ("loop", [n]), ("one step", ones)):
-        differ = sum(one != other for one, other in zip(expected, after(program, calls)))
-        results["comparisons"].append({"program": program, "calls": calls, "differ": differ})
-        print(f"{n} calls of loop, and {program} {calls}: {differ} variables differ", flush=True)
+    expected = after(1, n)
+    for size in dict.fromkeys((1, 2, n)):
+        differ = sum(one != other for one, other in zip(expected, after(size, n)))
+        results["comparisons"].append({"steps": n, "steps_per_call": size, "differ": differ})
+        print(f"{n} steps in calls of 1, and of {size}: {differ} variables differ", flush=True)
     changed = sum(a.tobytes() != b for a, b in zip(steps.initial, expected))
     return {**results, "variables": len(expected), "variables_changed": changed}
 
