@@ -3,6 +3,9 @@
 import importlib.util
 import json
 import pathlib
+import types
+
+from imagenet_fast.distribute import strategy
 
 PATH = pathlib.Path(__file__).parents[2] / "tools" / "gpu_steps" / "steps_per_call.py"
 spec = importlib.util.spec_from_file_location("steps_per_call", PATH)
@@ -44,9 +47,10 @@ def test_weights_do_not_depend_on_the_steps_of_a_call(digits, tmp_path, capsys):
     assert "5 steps in calls of 1, and of 2: 0 variables differ" in capsys.readouterr().out
 
 
-def test_several_devices_are_refused(tmp_path, capsys):
+def test_several_devices_are_refused(tmp_path, capsys, monkeypatch):
     recipe = tmp_path / "tiny.flags"
-    recipe.write_text(TINY.replace("one_device", "mirrored"))
-    flags = [f"--flagfile={recipe}", "--synthetic", "--num_classes=10", "--nodata_on_device"]
-    assert tool.main([*flags, "--logical_cpus=2"]) == 2
+    recipe.write_text(TINY)
+    several = types.SimpleNamespace(num_replicas_in_sync=2)
+    monkeypatch.setattr(strategy, "make_strategy", lambda config: several)
+    assert tool.main([f"--flagfile={recipe}"]) == 2
     assert "add --gpus=1" in capsys.readouterr().err

@@ -63,17 +63,16 @@ def rows_of(model_dir):
 def test_steps_are_the_same_whatever_calls_they_are_in(name, digits, tmp_path, run_python):
     changes, workers = JOBS[name]
     options = json.dumps({**OPTIONS, "data_dir": digits, **changes})
-    each = ("1", "4", "auto") if name == "batches" else ("1", "auto")
+    each = "1", "4" if name == "batches" else "auto"
     run_python([JOB, options, tmp_path, *each], workers=workers)
-    one, *others = (tmp_path / steps for steps in each)
+    one, other = (tmp_path / steps for steps in each)
     assert [row["step"] for row in rows_of(one)] == [5, 7, 7, 9, 9]
     expected = weights_in(str(one))
-    for other in others:
-        assert rows_of(other) == rows_of(one)
-        found = weights_in(str(other))
-        assert found.keys() == expected.keys()
-        for variable, value in expected.items():
-            np.testing.assert_array_equal(found[variable], value, err_msg=variable)
+    assert rows_of(other) == rows_of(one)
+    found = weights_in(str(other))
+    assert found.keys() == expected.keys()
+    for variable, value in expected.items():
+        np.testing.assert_array_equal(found[variable], value, err_msg=variable)
 
 
 # --- XLA's loop, which GPUs have
@@ -106,10 +105,9 @@ def trained(config, calls, loops, monkeypatch):
 def test_a_loop_of_xla_takes_the_same_steps(compiled_config, monkeypatch):
     config = compiled_config
     one, _ = trained(config, [1] * 6, True, monkeypatch)
-    for calls in ([1, 5], [1, 2, 2, 1]):
-        other, program = trained(config, calls, True, monkeypatch)
-        for expected, found in zip(one, other):
-            np.testing.assert_array_equal(found, expected)
+    other, program = trained(config, [1, 3, 2], True, monkeypatch)
+    for expected, found in zip(one, other):
+        np.testing.assert_array_equal(found, expected)
     # The number of steps is an argument of the program.
     assert program._call.experimental_get_tracing_count() == 1
     without, _ = trained(config, [1, 5], False, monkeypatch)
