@@ -260,9 +260,11 @@ class _Run:
             compiles = not program.is_compiled
             if not compiles:
                 clock.start()
-            self._tell("before_steps", step)
+            for logger in self.loggers:
+                logger.before_steps(step)
             step, diverged = program.take(step, self._next_event(step, last_step))
-            self._tell("after_steps", step)
+            for logger in self.loggers:
+                logger.after_steps(step)
             recorder.count(step, diverged, compiled=compiles)
             evaluates = step % self.eval_every == 0 or step == last_step or callbacks.stop
             saves = step % self.save_every == 0 or step == self.total_steps
@@ -296,16 +298,12 @@ class _Run:
             once += [first - 1, last]
         return min(*(step + n - step % n for n in every), *(at for at in once if at > step))
 
-    def _tell(self, what: str, *values: Any) -> None:
-        """Calls a method of each logger."""
-        for logger in self.loggers:
-            getattr(logger, what)(*values)
-
     def _evaluate(self, step: int) -> None:
         """Evaluates the model on all validation images, if there are any, and keeps the best."""
         recorder, model = self.recorder, self.model
         if self.validation_examples:
-            self._tell("before_evaluation", step)
+            for logger in self.loggers:
+                logger.before_evaluation(step)
             steps = evaluation_steps(self.info, self.config, self.strategy)
             with model.evaluated_weights():
                 model.reset_metrics()
@@ -313,8 +311,10 @@ class _Run:
                 done = 0
                 while done < steps:
                     first, (done, _) = done, self._evaluation_program.take(done, steps)
-                    self._tell("during_evaluation", first, done)
-            self._tell("after_evaluation")
+                    for logger in self.loggers:
+                        logger.during_evaluation(first, done)
+            for logger in self.loggers:
+                logger.after_evaluation()
             recorder.evaluated(model.metric_sums.results())
             if self.config.keep_best and recorder.evaluations.best["step"] == step:
                 with self.clock.paused():
@@ -330,7 +330,8 @@ class _Run:
     def _save(self, step: int) -> None:
         """Saves a checkpoint: after an evaluation of the same step, which it has then."""
         with self.clock.paused():
-            self._tell("flush")
+            for logger in self.loggers:
+                logger.flush()
             self.checkpoints.save(step, self._state())
 
     def _state(self) -> dict[str, Any]:
