@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.training.logger import Logger, Row
 from imagenet_fast.training.training_step import TrainingStep
+
+# They set the optimizer's learning rate, which is a schedule here.
+_SET_RATES = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 
 
 class KerasCallbacks(Logger):
@@ -22,6 +26,9 @@ class KerasCallbacks(Logger):
       model: that is trained; a callback that sets its ``stop_training`` ends the run.
       every: steps in an epoch.
       last_step: of the run.
+
+    Raises:
+      UserError: if a callback would have no effect.
     """
 
     def __init__(
@@ -37,10 +44,21 @@ class KerasCallbacks(Logger):
         self._logs: Row = {}
         self._list = None
         model.stop_training = False
+        for callback in callbacks:
+            if isinstance(callback, _SET_RATES):
+                raise UserError(
+                    f"{type(callback).__name__} would have no effect: the learning rate follows "
+                    "the run's schedule, warmup and decay_at"
+                )
         if callbacks:
             epochs = -(-last_step // every)
             self._list = keras.callbacks.CallbackList(
-                list(callbacks), model=model, epochs=epochs, steps=every, verbose=0
+                list(callbacks),
+                add_history=True,
+                model=model,
+                epochs=epochs,
+                steps=every,
+                verbose=0,
             )
 
     @property
@@ -65,6 +83,7 @@ class KerasCallbacks(Logger):
     def after_steps(self, step: int) -> None:
         """Ends a batch."""
         if self._list:
+            self._model._train_counter.assign(step)  # the step of Keras' TensorBoard
             self._logs = self._model.metric_sums.results()
             self._list.on_train_batch_end((step - 1) % self._every, self._logs)
 
@@ -73,11 +92,15 @@ class KerasCallbacks(Logger):
         if self._list:
             self._list.on_test_begin()
 
-    def during_evaluation(self, first: int, end: int) -> None:
-        """Begins and ends a batch, after its steps."""
+    def before_evaluation_steps(self, step: int) -> None:
+        """Begins a batch of an evaluation."""
         if self._list:
-            self._list.on_test_batch_begin(first)
-            self._list.on_test_batch_end(end - 1, self._model.metric_sums.results())
+            self._list.on_test_batch_begin(step)
+
+    def after_evaluation_steps(self, step: int) -> None:
+        """Ends a batch of an evaluation."""
+        if self._list:
+            self._list.on_test_batch_end(step - 1, self._model.metric_sums.results())
 
     def after_evaluation(self) -> None:
         """Ends an evaluation."""

@@ -24,8 +24,11 @@ class Logger:
     def before_evaluation(self, step: int) -> None:
         """An evaluation begins."""
 
-    def during_evaluation(self, first: int, end: int) -> None:
-        """A call of an evaluation has ended; ``first`` steps were before it, ``end`` are after."""
+    def before_evaluation_steps(self, step: int) -> None:
+        """The next call of an evaluation begins after ``step`` of its steps."""
+
+    def after_evaluation_steps(self, step: int) -> None:
+        """A call of an evaluation has ended, and ``step`` of its steps are done."""
 
     def after_evaluation(self) -> None:
         """An evaluation has ended; its row comes next."""

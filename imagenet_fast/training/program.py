@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +16,11 @@ from imagenet_fast.training.options import RunOptions
 from imagenet_fast.training.training_step import TrainingStep
 
 _Step = Callable[[Any], Any]
+_Result = tuple[tf.Tensor, tf.Tensor]
 # Ctrl-C and a preemption wait for a call to end.
 _SECONDS = 1.0
+# At most this factor more than in the last call: what was read ahead makes its steps fast.
+_GROWTH = 8
 # XLA's convolutions in loops have no fast kernels there: steps took 10 to 100 times as long.
 _WITHOUT_LOOPS = ("CPU",)
 
@@ -84,26 +88,30 @@ class Program:
         """
         if self._iterator is None and self._batches is not None:
             self._iterator = iter(self._batches)
-        count = self._steps(end - step)
+        most, limit = self._limits(end - step)
+        numbers = (tf.constant(step), tf.constant(most), tf.constant(limit, tf.float64))
         start = self._now()
-        diverged = self._call(self._iterator, tf.constant(step), tf.constant(count)).numpy()
+        taken, diverged = (int(number) for number in self._call(self._iterator, *numbers))
         seconds = self._now() - start
         if self.is_compiled:
-            self._second = max(1, round(_SECONDS * count / max(seconds, 1e-9)))
+            steps = round(_SECONDS * taken / max(seconds, 1e-9))
+            self._second = max(1, min(steps, _GROWTH * taken))
         self._calls += 1
-        return step + count, None if diverged < 0 else int(diverged) + 1
+        return step + taken, None if diverged < 0 else diverged + 1
 
-    def _steps(self, most: int) -> int:
-        """Returns how many steps the next call takes, of at most ``most``."""
+    def _limits(self, most: int) -> tuple[int, float]:
+        """Returns the limits of the next call: steps, and seconds after which no step begins."""
         if not self.is_compiled or most == 1:
-            return 1
+            return 1, math.inf
         if self._most:
-            return min(self._most, most)
+            return min(self._most, most), math.inf
+        if workers_of(self._strategy) is None:
+            return min(self._second, most), _SECONDS
         # All workers must have the same loop, and their times differ. Since it takes time itself,
         # they agree before the second, third, fifth, ninth ... call.
-        if workers_of(self._strategy) is None or self._calls & (self._calls - 1) == 0:
+        if self._calls & (self._calls - 1) == 0:
             self._agreed = int(text_of_chief(self._strategy, str(self._second)))
-        return min(self._agreed, most)
+        return min(self._agreed, most), math.inf
 
 
 def _compiles_loops(strategy: tf.distribute.Strategy) -> bool:
@@ -113,51 +121,65 @@ def _compiles_loops(strategy: tf.distribute.Strategy) -> bool:
     return one and not any(device.device_type in _WITHOUT_LOOPS for device in devices)
 
 
-def _on_device(strategy: tf.distribute.Strategy, step: _Step) -> Callable[..., tf.Tensor]:
+def _on_device(strategy: tf.distribute.Strategy, step: _Step) -> Callable[..., _Result]:
     """Returns a call that is one XLA program, for a single replica."""
 
     @tf.function(jit_compile=True, autograph=False)
-    def program(first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-        return _loop(lambda number: step({"step": number})["loss"], first, count)
+    def program(first: tf.Tensor, most: tf.Tensor) -> _Result:
+        return _loop(lambda number: step({"step": number})["loss"], first, most)
 
     @tf.function(autograph=False)
-    def call(_: None, first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-        return strategy.run(program, (first, count))
+    def call(_: None, first: tf.Tensor, most: tf.Tensor, seconds: tf.Tensor) -> _Result:
+        # There is no clock in the program, and no input that it could wait for.
+        return strategy.run(program, (first, most))
 
     return call
 
 
-def _on_host(strategy: tf.distribute.Strategy, step: _Step) -> Callable[..., tf.Tensor]:
+def _on_host(strategy: tf.distribute.Strategy, step: _Step) -> Callable[..., _Result]:
     """Returns a call that is a graph, whose loop starts the step of each replica."""
 
     @tf.function(autograph=False)
-    def call(iterator: Any, first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    def call(iterator: Any, first: tf.Tensor, most: tf.Tensor, seconds: tf.Tensor) -> _Result:
         def loss(number: tf.Tensor) -> tf.Tensor:
             batch = {"step": number} if iterator is None else next(iterator)
             # All replicas return the same.
             return strategy.experimental_local_results(strategy.run(step, (batch,))["loss"])[0]
 
-        return _loop(loss, first, count)
+        start = tf.timestamp()
+        return _loop(loss, first, most, lambda: tf.timestamp() - start < seconds)
 
     return call
 
 
-def _loop(loss_of: Callable[[tf.Tensor], tf.Tensor], first: tf.Tensor, count: tf.Tensor) -> Any:
-    """Takes steps and returns the first whose loss is not finite, int64; -1: there is none.
+def _loop(
+    loss_of: Callable[[tf.Tensor], tf.Tensor],
+    first: tf.Tensor,
+    most: tf.Tensor,
+    goes_on: Callable[[], tf.Tensor] = lambda: tf.constant(True),
+) -> _Result:
+    """Takes steps, at least one.
 
     Args:
       loss_of: takes the step of a number, int64, and returns its loss.
       first: number of the first step, int32.
-      count: of steps, int32.
+      most: number of steps at most, int32.
+      goes_on: whether another step may begin.
+
+    Returns:
+      The number of steps, int32, and the first whose loss is not finite, int64; -1: there is none.
     """
 
     def take(done: tf.Tensor, diverged: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         number = tf.cast(first + done, tf.int64)
         loss = loss_of(number)
-        goes_on = tf.math.is_finite(loss) | (diverged >= 0)
-        return done + 1, tf.where(goes_on, diverged, number)
+        fine = tf.math.is_finite(loss) | (diverged >= 0)
+        return done + 1, tf.where(fine, diverged, number)
+
+    def is_next(done: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+        return (done < most) & (goes_on() | (done < 1))
 
     # The counter is int32, which TensorFlow keeps in the host's memory: no step waits for a GPU to
     # tell the host that the loop goes on.
     start = (tf.constant(0), tf.constant(-1, tf.int64))
-    return tf.while_loop(lambda done, _: done < count, take, start, parallel_iterations=1)[1]
+    return tf.while_loop(is_next, take, start, parallel_iterations=1)

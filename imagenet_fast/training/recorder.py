@@ -72,7 +72,7 @@ class Recorder:
         self.restart()
 
     def restart(self) -> None:
-        """Sets the model's metrics to zero, as after an evaluation."""
+        """Sets the model's metrics to zero, as before the first step after an evaluation."""
         self._model.reset_metrics()
         self._read_sums = self._model.metric_sums.sums()
 
@@ -88,10 +88,10 @@ class Recorder:
           UserError: if the loss is not finite.
         """
         self._unread += step - self.step
-        self.step = step
         if compiled:
             self._clock.compiled()
-            self._untimed = 1
+            self._untimed += step - self.step
+        self.step = step
         if diverged is not None:
             sums = self._model.metric_sums.sums()
             raise UserError(

@@ -60,7 +60,7 @@ class StallWatch(Logger):
         """Notes the time."""
         self._last_step = time.monotonic()
 
-    def during_evaluation(self, first: int, end: int) -> None:
+    def after_evaluation_steps(self, step: int) -> None:
         """Notes the time."""
         self._last_step = time.monotonic()
 

@@ -250,7 +250,7 @@ class _Run:
     def _take_steps(self, last_step: int) -> None:
         """The training loop: steps, and between them rows of the log, evaluations, checkpoints."""
         recorder, clock, callbacks, program = self.recorder, self.clock, self.callbacks, None
-        step, stops = recorder.step, False
+        step, epoch_ends, stops = recorder.step, True, False
         callbacks.begin_training()
         while step < last_step and not stops:
             if program is None or step in self.size_changes:
@@ -262,15 +262,17 @@ class _Run:
                 clock.start()
             for logger in self.loggers:
                 logger.before_steps(step)
+            if epoch_ends:  # here, because a callback may have evaluated the model
+                recorder.restart()
             step, diverged = program.take(step, self._next_event(step, last_step))
             for logger in self.loggers:
                 logger.after_steps(step)
             recorder.count(step, diverged, compiled=compiles)
-            evaluates = step % self.eval_every == 0 or step == last_step or callbacks.stop
+            epoch_ends = step % self.eval_every == 0 or step == last_step or callbacks.stop
             saves = step % self.save_every == 0 or step == self.total_steps
-            if evaluates or saves or step % self.log_every == 0:
+            if epoch_ends or saves or step % self.log_every == 0 or step in self.size_changes:
                 recorder.read()
-            if evaluates:
+            if epoch_ends:
                 clock.stop()
                 self._evaluate(step)
                 callbacks.end_epoch()
@@ -310,16 +312,17 @@ class _Run:
                 self._evaluation_program.restart()
                 done = 0
                 while done < steps:
-                    first, (done, _) = done, self._evaluation_program.take(done, steps)
                     for logger in self.loggers:
-                        logger.during_evaluation(first, done)
+                        logger.before_evaluation_steps(done)
+                    done, _ = self._evaluation_program.take(done, steps)
+                    for logger in self.loggers:
+                        logger.after_evaluation_steps(done)
             for logger in self.loggers:
                 logger.after_evaluation()
             recorder.evaluated(model.metric_sums.results())
             if self.config.keep_best and recorder.evaluations.best["step"] == step:
                 with self.clock.paused():
                     self.checkpoints.save_best(step, self._state())
-        recorder.restart()
 
     @functools.cached_property
     def _evaluation_program(self) -> Program:

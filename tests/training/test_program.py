@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import time
 import types
 
 import numpy as np
@@ -11,7 +12,7 @@ import tf_keras as keras
 from model_weights import weights_in
 from small_network import small_network
 
-from imagenet_fast import Config, UserError, build_model, train
+from imagenet_fast import Config, UserError, build_model, make_dataset, train
 from imagenet_fast.training import program as programs
 from imagenet_fast.training.metrics_file import read_rows
 from imagenet_fast.training.options import RunOptions
@@ -147,16 +148,20 @@ class Calls:
         monkeypatch.setattr(programs, "_on_host", lambda strategy, step: call)
         model = types.SimpleNamespace(distribute_strategy=tf.distribute.get_strategy())
         options = RunOptions(steps_per_call=option)
-        self.seconds, self.diverges_at = seconds, diverges_at
+        self.seconds, self.diverges_at = [seconds], diverges_at
         self.program = Program(model, None, options, now=lambda: self.now)
 
-    def _call(self, iterator, first, count):
-        assert first.dtype == count.dtype == tf.int32
-        self.counts.append(int(count))
-        self.now += self.seconds * int(count) + 100 * (len(self.counts) == 1)  # compiles
+    def _call(self, iterator, first, most, seconds):
+        assert first.dtype == most.dtype == tf.int32
+        count, start = 0, self.now
+        while count < int(most) and (not count or self.now - start < float(seconds)):
+            self.now += self.seconds[0] if len(self.seconds) == 1 else self.seconds.pop(0)
+            count += 1
+        self.now += 100 * (not self.counts)  # compiles
+        self.counts.append(count)
         bad = self.diverges_at
-        within = bad is not None and int(first) <= bad < int(first) + int(count)
-        return tf.constant(bad if within else -1, tf.int64)
+        within = bad is not None and int(first) <= bad < int(first) + count
+        return tf.constant(count), tf.constant(bad if within else -1, tf.int64)
 
     def take(self, step, end, until=None):
         while step < (until or end):
@@ -169,13 +174,36 @@ class Calls:
 def test_calls_take_about_a_second(monkeypatch):
     calls = Calls(monkeypatch, 0.01)
     calls.take(0, 1000, until=300)
-    assert calls.counts == [1, 1, 100, 100, 100]
-    calls.seconds = 0.25  # such as when the input is slow
-    calls.take(302, 1000, until=410)
-    assert calls.counts[5:7] == [100, 4]
-    calls.seconds = 3.0
-    calls.take(500, 510)
+    assert calls.counts == [1, 1, 8, 64, 100, 100, 100]
+    calls.seconds = [0.25]  # such as when the input is slow
+    calls.take(374, 1000, until=383)
+    assert calls.counts[7:] == [4, 4, 4]
+    calls.seconds = [3.0]
+    calls.take(500, 503)
     assert calls.counts[-3:] == [1, 1, 1]
+    calls.seconds = [*[0.001] * 3, 0.6]  # three batches had been read ahead
+    calls.take(600, 700, until=607)
+    assert calls.counts[10:] == [1, 1, 1, 1, 4, 2]
+
+
+@pytest.mark.parametrize("batches", [None, "slow"])
+def test_a_call_of_a_graph_ends_after_a_second(batches, monkeypatch):
+    monkeypatch.setattr(programs, "_SECONDS", 0.2)
+    if batches:
+        batches = tf.data.Dataset.range(10**6).map(
+            lambda number: tf.py_function(lambda n: time.sleep(0.05) or n, [number], tf.int64)
+        )
+
+    def step(batch):
+        return {"loss": tf.reshape(tf.cast(batch if batches else batch["step"], tf.float32), [])}
+
+    model = types.SimpleNamespace(distribute_strategy=tf.distribute.get_strategy())
+    program = Program(model, step, RunOptions(), batches)
+    program.take(0, 10**6)
+    program._second = 10**6
+    steps, diverged = program.take(1, 10**6)
+    assert diverged is None
+    assert 2 < steps < 8 if batches else 100 < steps < 10**6
 
 
 def test_a_call_ends_where_it_is_told(monkeypatch):
@@ -183,7 +211,8 @@ def test_a_call_ends_where_it_is_told(monkeypatch):
     step = 0
     for end in (5, 6, 27, 27 + 10**6, 30 + 10**6):
         step = calls.take(step, end)
-    assert calls.counts == [1, 1, 3, 1, 21, 10**6, 3]
+    assert calls.counts == [1, 1, 3, 1, 8, 13, 104, 832, *calls.counts[8:]]
+    assert sum(calls.counts) == 30 + 10**6 and len(calls.counts) < 15
 
 
 @pytest.mark.parametrize("option", ["1", "3", "1000000"])
@@ -207,6 +236,7 @@ def test_the_chief_says_how_many_steps_a_call_has(monkeypatch):
     )
     calls = Calls(monkeypatch, 0.25)
     calls.take(0, 100, until=90)
+    # None ends by the clock, which is another one in each.
     assert calls.counts == [1, 7, 20, 20, 3, 3, 3, 3, 9, 9, 9, 9]
     assert asked == [1, 4, 4, 4]
 
@@ -226,6 +256,7 @@ def counts(monkeypatch):
     seen, take = [], Program.take
 
     def noting(self, step, end):
+        monkeypatch.setattr(programs, "_SECONDS", 10.0)
         if self._batches is not None and self.is_compiled:
             self._second = 10**6
         result = take(self, step, end)
@@ -279,8 +310,11 @@ class Hooks(keras.callbacks.Callback):
     def on_test_begin(self, logs=None):
         self.told.append("test")
 
-    def on_test_batch_end(self, batch, logs=None):
+    def on_test_batch_begin(self, batch, logs=None):
         self.told.append(f"test {batch}")
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.told[-1] += f" to {batch}"
 
     def on_test_end(self, logs=None):
         assert logs["examples"] == 359
@@ -300,10 +334,57 @@ def test_callbacks_are_called_once_a_call(digits, tmp_path, counts, stop_after):
     config = Config(data_dir=digits, model_dir=str(tmp_path), **options)
     summary = train(config, callbacks=[hooks], model=small_network)
     first = ["train", "epoch 0", (0, 0), (1, 4)]
-    evaluation = ["test", "test 0"]
+    evaluation = ["test", "test 0 to 0"]
     if stop_after is None:
         rest = [(5, 6), *evaluation, "end 0", "epoch 1", (0, 1), *evaluation, "end 1", "end"]
         assert hooks.told == [*first, *rest]
     else:
         assert hooks.told == [*first, *evaluation, "end 0", "end"]
         assert summary["steps"] == 5
+
+
+class Looks(keras.callbacks.Callback):
+    """Evaluates the model in hooks of an epoch, and notes what Keras' own callbacks look at."""
+
+    def __init__(self, data):
+        super().__init__()
+        self.steps, self.epochs, self._data = [], [], data
+
+    def on_train_begin(self, logs=None):
+        self.model.evaluate(self._data, verbose=0)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.evaluate(self._data, verbose=0)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps.append(int(self.model._train_counter))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.evaluate(self._data, verbose=0)
+        self.epochs.append(len(self.model.history.history.get("val_top1", [])))
+
+
+def test_callbacks_may_evaluate_the_model(digits, tmp_path, counts):
+    config = Config(
+        data_dir=digits, model_dir=str(tmp_path), **{**OPTIONS, "strategy": "one_device"}
+    )
+    looks = Looks(make_dataset(config, "validation"))
+    train(config, callbacks=[looks], model=small_network)
+    rows = [row for row in read_rows(str(tmp_path)) if row["kind"] == "train"]
+    assert [(row["step"], row["examples"]) for row in rows] == [(5, 160), (7, 64), (9, 64)]
+    assert looks.steps == [1, 5, 7, 9]  # as TensorBoard's
+    assert looks.epochs == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.1),
+        keras.callbacks.ReduceLROnPlateau(),
+    ],
+    ids=["scheduler", "plateau"],
+)
+def test_callbacks_of_the_learning_rate_are_refused(digits, tmp_path, callback):
+    config = Config(data_dir=digits, model_dir=str(tmp_path), **OPTIONS, strategy="one_device")
+    with pytest.raises(UserError, match=f"{type(callback).__name__} would have no effect: "):
+        train(config, callbacks=[callback], model=small_network)

@@ -212,6 +212,15 @@ def test_training_time_excludes_compiling_another_program(model):
     assert speeds == [BATCH / SECONDS_A_STEP] * 4
 
 
+def test_steps_that_compile_between_two_rows_are_not_timed(model):
+    recorder = run(model, make_data(1), every=2)
+    for step in (2, 3):
+        recorder.clock.compiling()
+        recorder.count(step, compiled=True)
+    recorder.read()
+    assert recorder.clock.timed_images == 0
+
+
 def test_speed_before_the_first_timed_step(model):
     rows = run(model, make_data(2), every=1).rows
     assert [row["images_per_second"] for row in rows] == [0, BATCH / SECONDS_A_STEP]

@@ -143,7 +143,7 @@ def test_a_file_that_hangs_later_is_named_when_steps_stop(start, shard, make_pip
 
 def test_a_warning_repeats_after_a_pause_without_more_threads(start, make_pipe, told):
     watch = start(make_pipe("hangs"), pause=0.4)
-    watch.during_evaluation(0, 1)
+    watch.after_evaluation_steps(1)
     wait_for(told)
     threads = threading.active_count()
     wait_for(told, 4)
