@@ -77,12 +77,13 @@ def parse_options(text: str) -> beam.Pipeline:
             raise UserError(f"pipeline_options have {word!r}: options are written --name=value")
     reasons = io.StringIO()
     try:
-        with contextlib.redirect_stderr(reasons):
+        with contextlib.redirect_stderr(reasons), contextlib.redirect_stdout(reasons):
             known = PipelineOptions([]).get_all_options()
             options = PipelineOptions([_QUIET, *words])
             given = options.get_all_options(retain_unknown_options=True)
-    except SystemExit:  # of argparse
-        reason = reasons.getvalue().strip().rpartition("error: ")[2]
+    except (SystemExit, ValueError):  # of argparse, also after --help
+        found = re.search("error: (.+)", reasons.getvalue())
+        reason = found[1] if found else f"{text!r} is not one of Apache Beam's"
         raise UserError(f"pipeline_options: {reason}") from None
     for name in given:
         if name not in known:

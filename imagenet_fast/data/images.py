@@ -59,6 +59,7 @@ _MOST_MEMORY = 2**30
 # Those that take more than this are converted one at a time.
 _MUCH_MEMORY = 2**28
 ONE_AT_A_TIME = threading.RLock()
+_TILE = (322, 323)  # tags of a TIFF: its tiles' width and length
 # Bytes per pixel that decoders take beside the image (libtiff: of one strip).
 _DECODERS = {"JPEG2000": 16, "AVIF": 14, "WEBP": 12, "TIFF": 4}
 # Of JPEGs of several scans, whose coefficients have 16 bits.
@@ -254,10 +255,18 @@ def _memory(image: Image.Image, size: tuple[int, int] | None, turned: bool) -> i
     decoded = 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;") else 4
     decoded += _DECODERS.get(str(image.format), 0)
     a_pixel = decoded + (0 if kept else result) + (result if turned else 0)
-    memory = a_pixel * image.width * image.height
+    memory = a_pixel * max(image.width * image.height, _pixels_of_tile(image))
     if size:
         memory += result * size[0] * (image.height + size[1])  # Pillow resizes rows, then columns
     return memory
+
+
+def _pixels_of_tile(image: Image.Image) -> int:
+    """Returns the pixels of a TIFF's tile, which may be larger than the image; else 0."""
+    if not isinstance(image, TiffImagePlugin.TiffImageFile):
+        return 0
+    width, length = (image.tag_v2.get(tag) for tag in _TILE)
+    return width * length if isinstance(width, int) and isinstance(length, int) else 0
 
 
 @contextmanager

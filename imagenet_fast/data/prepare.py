@@ -174,6 +174,7 @@ def _convert(
             done.shard.file: done
             for done in journal.done
             if done.shard.file in planned
+            and done.split == prepare_plan.split_of(done.shard.file)
             and len(done.class_counts) == len(source.labels)
             and sum(done.class_counts) == done.shard.examples
             and not manifests.size_problem(done.shard, directory / done.shard.file)

@@ -11,6 +11,7 @@ import dataclasses
 import fcntl
 import json
 import pathlib
+import re
 from collections.abc import Collection
 from types import TracebackType
 from typing import IO, Any
@@ -23,6 +24,7 @@ from imagenet_fast.data.manifest import Shard, Skipped
 
 JOURNAL = "prepare.journal"
 _LEFT = ".{}.done"
+_LEFT_NAME = re.compile(r"\.[a-z]+-\d{5}-of-\d{5}\.done")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +131,8 @@ class Journal:
         self.job = started
 
     def _left(self) -> list[Path]:
-        return sorted(self._path.parent.glob(_LEFT.format("*")))
+        found = self._path.parent.glob(_LEFT.format("*-of-*"))
+        return sorted(path for path in found if _LEFT_NAME.fullmatch(path.name))
 
     def _take_left(self) -> None:
         """Adds what the workers of an earlier run left after it had ended."""

@@ -149,14 +149,16 @@ def update(
         file: [image for image in images if image in present] for file, images in assignment.items()
     }
     kept = {image for images in updated.values() for image in images}
-    # Copies of an image must be in one split.
+    # Copies of an image must be in one split, and images of a group.
     splits = {image.file: split_of(file) for file, images in updated.items() for image in images}
+    groups = {image.group: split_of(file) for file, images in updated.items() for image in images}
+    groups.pop("", None)
     if 2 * len(kept) < sum(map(len, assignment.values())):
         return None
     by_split: dict[str, list[ListedFile]] = defaultdict(list)
     for own, members in files.items():
         for image in members:
-            by_split[splits.get(image.file, own)].append(image)
+            by_split[splits.get(image.file, groups.get(image.group, own))].append(image)
     for split, members in by_split.items():
         shards = [file for file in updated if split_of(file) == split]
         shards = [file for file in shards if file not in written] or shards

@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -266,17 +267,18 @@ def classes_in_run(options: DataOptions, labels: Sequence[str]) -> tuple[int, ..
     """Returns the number that each class of some data has in the run in ``model_dir``, by its name.
 
     The data may lack classes of the run, and have them in another order. Classes without names, as
-    of shards without a manifest, keep their numbers.
+    of shards without a manifest, keep their numbers; so do the run's own, of which two may have the
+    same name (ImageNet has two cranes).
 
     Args:
       options: gives ``model_dir`` and ``data_dir``.
       labels: the name of each class of the data.
 
     Raises:
-      UserError: if the run does not have one of the classes.
+      UserError: if the run does not have one of the classes, or several of its name.
     """
     trained = read_labels(options.model_dir)
-    if _same_by_number(labels, trained):
+    if tuple(labels) == trained or _same_by_number(labels, trained):
         return tuple(range(len(labels)))
     unknown = [label for label in labels if label not in trained]
     if unknown:
@@ -286,6 +288,13 @@ def classes_in_run(options: DataOptions, labels: Sequence[str]) -> tuple[int, ..
             f"{', '.join(map(repr, unknown[:3]))}{more}. Those of the run are in "
             f"{directory_of(options.model_dir) / LABELS_FILE}: rename or leave out the others in "
             "the source of the data, and prepare it again"
+        )
+    counts = Counter([*trained, *(label for label, count in Counter(labels).items() if count > 1)])
+    repeated = [label for label in labels if counts[label] > 1]
+    if repeated:
+        raise UserError(
+            f"the run in {options.model_dir} or {options.data_dir} has several classes named "
+            f"{repeated[0]!r}, which only data with all the run's classes in its order can have"
         )
     return tuple(map(trained.index, labels))
 

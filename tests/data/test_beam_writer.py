@@ -194,6 +194,8 @@ def test_what_is_wrong_at_a_worker(tmp_path, source, reason):
         ("--direct_num_worker=2", "Apache Beam has no --direct_num_worker; did you mean"),
         ("--direct_num_workers=two", "argument --direct_num_workers: invalid int value: 'two'"),
         ("--direct_running_mode=fast", "argument --direct_running_mode: invalid choice: 'fast'"),
+        ("--=1", "pipeline_options: '--=1' is not one of Apache Beam's"),
+        ("--help", "pipeline_options: '--help' is not one of Apache Beam's"),
         ("--runner=NoRunner", "pipeline_options: Unexpected pipeline runner: NoRunner"),
         ("direct_num_workers=2", "options are written --name=value"),
         ("--direct_num_workers='2", "No closing quotation"),

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 from damaged_images import mutations, png_chunk
-from PIL import Image, ImageOps, features
+from PIL import Image, ImageOps, TiffImagePlugin, features
 from PIL.BmpImagePlugin import BmpImageFile
 
 from imagenet_fast.data import images
@@ -629,6 +629,14 @@ def test_conversion_takes_no_more_memory_than_expected(tmp_path, kind, mode):
     )
     peak, expected = map(int, done.stdout.split())
     assert peak < expected + 2**24
+
+
+def test_a_tile_may_be_larger_than_its_image():
+    tags = TiffImagePlugin.ImageFileDirectory_v2()
+    tags[322] = tags[323] = 20_000
+    data = encoded(Image.new("RGB", (16, 16)), "TIFF", tiffinfo=tags)
+    with pytest.raises(TooManyPixelsError, match="memory"):
+        normalize_encoding(data)
 
 
 def test_large_images_are_converted_one_at_a_time(monkeypatch):

@@ -1,5 +1,7 @@
 """Single shards, and what a worker elsewhere leaves of them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -92,6 +94,19 @@ def test_what_no_worker_left(source, tmp_path, monkeypatch, content):
     path.write_bytes(content)
     with pytest.raises(UserError, match=f"{path}: is damaged .*; delete it"):
         prepare(source, tmp_path, encoding="png", progress=False)
+
+
+def test_a_shard_of_another_split_is_made_anew(source, whole, tmp_path, monkeypatch):
+    directory = tmp_path / "data"
+    job = begin(source, directory, monkeypatch)
+    (task, *_) = tasks(source, job)
+    done = ShardMaker(source, directory, job).make(task, lambda _: None)
+    leave(directory, dataclasses.replace(done, split="test"))
+    (directory / ".backup.done").write_text("the user's")
+    prepare(source, directory, encoding="png", progress=False)
+    found = contents(directory)
+    assert found.pop(".backup.done") == b"the user's"
+    assert found == whole
 
 
 def test_a_source_without_opening_cannot_be_opened_elsewhere(source):

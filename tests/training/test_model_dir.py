@@ -90,6 +90,8 @@ def test_classes_whose_names_are_numbers_are_not_taken_for_nameless(config):
         (("0", "180", "270", "90"), ("0", "270", "90"), (0, 2, 3)),
         (("cat", "dog"), ("0", "1"), (0, 1)),
         (("0", "1"), ("cat", "dog"), (0, 1)),
+        (("crane", "owl", "crane"), ("crane", "owl", "crane"), (0, 1, 2)),
+        (("crane", "owl", "crane"), ("owl",), (1,)),
     ],
 )
 def test_classes_are_found_by_name(config, trained, labels, numbers):
@@ -103,6 +105,8 @@ def test_classes_are_found_by_name(config, trained, labels, numbers):
         (("cat", "dog"), ("cat", "cow"), "does not: 'cow'. Those of the run are in "),
         (("0", "1", "2"), ("0", "1", "3"), "does not: '3'. "),
         (("a", "b"), tuple("cdefg"), "does not: 'c', 'd', 'e' and 2 more. "),
+        (("crane", "owl", "crane"), ("crane", "owl"), "has several classes named 'crane'"),
+        (("crane", "owl"), ("crane", "crane"), "has several classes named 'crane'"),
     ],
 )
 def test_classes_that_a_run_does_not_have(config, trained, labels, unknown):

@@ -341,6 +341,11 @@ def _with_copies(
                 f"{path}: {row.file} is {other.label!r} in {other.split} in line {other.number}, "
                 f"but {row.label!r} in {row.split} in line {row.number}; keep one of them"
             )
+        if other.group != row.group:
+            raise UserError(
+                f"{path}: {row.file} is of the group {other.group!r} in line {other.number}, but "
+                f"of {row.group!r} in line {row.number}; keep one of them"
+            )
         yield other, counts[file]
         counts[file] += 1
     repeated = len(rows) - len(first)

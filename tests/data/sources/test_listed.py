@@ -278,6 +278,23 @@ def test_a_group_in_two_splits(make):
         open_source("list", path, group_column="video")
 
 
+def test_an_image_of_two_groups(make):
+    path = make("image,label,video\na.jpg,x,1\nb.jpg,x,2\n./a.jpg,x,2\n", "a.jpg", "b.jpg")
+    with pytest.raises(UserError, match="of the group '1' in line 2, but of '2' in line 4; keep"):
+        open_source("list", path, group_column="video")
+
+
+def test_new_images_of_a_group_go_where_the_others_are():
+    known = ListedFile("a1.jpg", 0, 5, group="a"), ListedFile("b1.jpg", 0, 5, group="b")
+    new = ListedFile("a2.jpg", 0, 5, group="a"), ListedFile("b2.jpg", 0, 5, group="b")
+    train, validation = "train-00000-of-00001", "validation-00000-of-00001"
+    before = {train: [known[0]], validation: [known[1]]}
+    # Drawn anew, the groups are in the other splits.
+    files = {"train": [known[1], new[1]], "validation": [known[0], new[0]]}
+    after = prepare_plan.update(before, files, ())
+    assert after == {train: [known[0], new[0]], validation: [known[1], new[1]]}
+
+
 def test_an_image_of_no_group(make):
     path = make("image,label,video\na.jpg,x,1\nb.jpg,x,\n", "a.jpg", "b.jpg")
     with pytest.raises(UserError, match="line 3: video is '', but must be one line of text"):
