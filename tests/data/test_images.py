@@ -637,7 +637,7 @@ def test_a_tile_may_be_larger_than_its_image():
     tags |= {324: 8 + 2 + 12 * 10 + 4, 325: 256}
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     data = struct.pack("<4sIH", b"II*\0", 8, len(tags)) + entries + bytes(4 + 256)
-    with pytest.raises(TooManyPixelsError, match="16 x 16 pixels, whose conversion would take 1.9"):
+    with pytest.raises(TooManyPixelsError, match="whose conversion would take 1"):
         normalize_encoding(data)
 
 
