@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from imagenet_fast.distribute.exchange import text_of_chief
 from imagenet_fast.distribute.strategy import devices_of
+from imagenet_fast.distribute.tpu import is_tpu
 from imagenet_fast.distribute.workers import workers_of
 from imagenet_fast.training.options import RunOptions
 from imagenet_fast.training.training_step import TrainingStep
@@ -146,8 +147,17 @@ def _on_host(strategy: tf.distribute.Strategy, step: _Step) -> Callable[..., _Re
             # All replicas return the same.
             return strategy.experimental_local_results(strategy.run(step, (batch,))["loss"])[0]
 
-        start = tf.timestamp()
-        return _loop(loss, first, most, lambda: tf.timestamp() - start < seconds)
+        if is_tpu(strategy):  # its loop may run on another machine, which would be asked each time
+            return _loop(loss, first, most)
+        # A comparison on a GPU would wait for all its steps so far.
+        with tf.device("CPU:0"):
+            start = tf.timestamp()
+
+        def has_time() -> tf.Tensor:
+            with tf.device("CPU:0"):
+                return tf.timestamp() - start < seconds
+
+        return _loop(loss, first, most, has_time)
 
     return call
 
@@ -156,7 +166,7 @@ def _loop(
     loss_of: Callable[[tf.Tensor], tf.Tensor],
     first: tf.Tensor,
     most: tf.Tensor,
-    goes_on: Callable[[], tf.Tensor] = lambda: tf.constant(True),
+    has_time: Callable[[], tf.Tensor] | None = None,
 ) -> _Result:
     """Takes steps, at least one.
 
@@ -164,7 +174,7 @@ def _loop(
       loss_of: takes the step of a number, int64, and returns its loss.
       first: number of the first step, int32.
       most: number of steps at most, int32.
-      goes_on: whether another step may begin.
+      has_time: whether another step may begin; None: it may.
 
     Returns:
       The number of steps, int32, and the first whose loss is not finite, int64; -1: there is none.
@@ -177,7 +187,10 @@ def _loop(
         return done + 1, tf.where(fine, diverged, number)
 
     def is_next(done: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
-        return (done < most) & (goes_on() | (done < 1))
+        if has_time is None:
+            return done < most
+        with tf.device("CPU:0"):
+            return (done < most) & (has_time() | (done < 1))
 
     # The counter is int32, which TensorFlow keeps in the host's memory: no step waits for a GPU to
     # tell the host that the loop goes on.

@@ -206,6 +206,21 @@ def test_a_call_of_a_graph_ends_after_a_second(batches, monkeypatch):
     assert 2 < steps < 8 if batches else 100 < steps < 10**6
 
 
+def test_the_host_decides_whether_a_loop_goes_on():
+    """On a GPU, a comparison of floats, or AND, would wait for the steps before."""
+    call = programs._on_host(
+        tf.distribute.get_strategy(), lambda batch: {"loss": tf.cast(batch["step"], tf.float32)}
+    )
+    numbers = [tf.constant(0), tf.constant(3), tf.constant(1.0, tf.float64)]
+    functions = call.get_concrete_function(None, *numbers).graph.as_graph_def().library.function
+    (condition,) = (
+        own for own in functions if any(node.op == "Timestamp" for node in own.node_def)
+    )
+    computed = [node for node in condition.node_def if node.op not in ("Const", "Identity", "NoOp")]
+    assert {"Timestamp", "Less", "LogicalAnd"} <= {node.op for node in computed}
+    assert all(node.device.endswith("CPU:0") for node in computed)
+
+
 def test_a_call_ends_where_it_is_told(monkeypatch):
     calls = Calls(monkeypatch, 1e-6)
     step = 0
