@@ -59,6 +59,7 @@ _MOST_MEMORY = 2**30
 # Those that take more than this are converted one at a time.
 _MUCH_MEMORY = 2**28
 ONE_AT_A_TIME = threading.RLock()
+_MOST_SEGMENTS = 2**16  # of a JPEG
 _TILE = (322, 323)  # tags of a TIFF: its tiles' width and length
 # Bytes per pixel that decoders take beside the image (libtiff: of one strip).
 _DECODERS = {"JPEG2000": 16, "AVIF": 14, "WEBP": 12, "TIFF": 4}
@@ -232,13 +233,20 @@ def normalize_encoding(
 
 
 def _count_scans(jpeg: bytes) -> int:
-    """Returns the number of scans in a JPEG; those of previews in its metadata do not count."""
+    """Returns the number of scans in a JPEG; those of previews in its metadata do not count.
+
+    Raises:
+      BadImageError: It has so many segments that searching them would take long.
+    """
     scans = 0
     place = len(JPEG_SIGNATURE) - 1
-    while (found := _MARKER.search(jpeg, place)) and jpeg[found.start() + 1] != _END_OF_IMAGE:
+    for _ in range(_MOST_SEGMENTS):
+        found = _MARKER.search(jpeg, place)
+        if not found or jpeg[found.start() + 1] == _END_OF_IMAGE:
+            return scans
         scans += jpeg[found.start() + 1] == BEGIN_OF_SCAN
         place = found.end() + int.from_bytes(jpeg[found.end() : found.end() + 2], "big")
-    return scans
+    raise BadImageError(f"a JPEG of more than {_MOST_SEGMENTS:,} segments")
 
 
 def _memory(image: Image.Image, size: tuple[int, int] | None, turned: bool) -> int:

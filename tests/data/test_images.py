@@ -631,6 +631,14 @@ def test_conversion_takes_no_more_memory_than_expected(tmp_path, kind, mode):
     assert peak < expected + 2**24
 
 
+def test_a_jpeg_of_very_many_segments():
+    data = encoded(Image.new("RGB", (16, 16)), "JPEG")
+    with pytest.raises(BadImageError, match="a JPEG of more than 65,536 segments"):
+        normalize_encoding(data[:2] + 70_000 * b"\xff\xe0\0\2" + data[2:])
+    few = normalize_encoding(data[:2] + 1_000 * b"\xff\xe0\0\2" + data[2:])
+    assert (few.width, few.height) == (16, 16)
+
+
 def test_a_tile_may_be_larger_than_its_image():
     # Tags and values: size, bits, compression, photometric, bands, tile, its offset and bytes.
     tags = {256: 16, 257: 16, 258: 8, 259: 1, 262: 1, 277: 1, 322: 20_000, 323: 20_000}
