@@ -110,7 +110,7 @@ def orientation(jpeg: tf.Tensor) -> tf.Tensor:
       jpeg: Bytes of the file, a string scalar.
 
     Returns:
-      An int32 scalar, that of :func:`exif.jpeg_orientation`.
+      An int32 scalar, that of ``exif.jpeg_orientation``.
     """
     padded = tf.strings.join([jpeg, bytes(_PADDING)])
     place = _place_of_segment(padded, _is_exif)
