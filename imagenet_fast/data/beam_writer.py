@@ -2,7 +2,7 @@
 
 Beam only says which worker makes which shard. A worker opens the source anew, writes the shard by
 the function that the local processes call, and leaves a file for the process that started it all.
-That one collects these files, whatever the runner tells of its progress, and keeps the journal. So
+That one collects these files, whatever progress the runner reports, and keeps the journal. So
 a shard that is made twice is the same shard, and a worker that dies has made none.
 """
 

@@ -85,8 +85,8 @@ def check_header(encoded: tf.Tensor, max_pixels: int) -> tuple[tf.Tensor, tf.Ten
 def check_scans(jpeg: tf.Tensor) -> tf.Tensor:
     """Returns a JPEG, a string scalar, whose decoding does not take the time of many images.
 
-    Each scan takes that of one. Markers in metadata count, too. It takes 0.8 ms for 115 kB, a sixth
-    of the time to decode them: too much for training.
+    Each scan takes that of one. Markers in metadata count, too. For training this search would be
+    slow beside decoding.
 
     Raises:
       tf.errors.InvalidArgumentError: in the graph, if it has more than ``MOST_SCANS`` scans.

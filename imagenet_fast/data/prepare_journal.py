@@ -1,7 +1,7 @@
 """The journal of ``prepare``: the job and its finished shards, from which a later run resumes.
 
 One process writes it. Workers on other machines leave a file for each shard that they finish, in
-which this process finds what the journal tells of it.
+which this process finds what it adds to the journal.
 """
 
 from __future__ import annotations

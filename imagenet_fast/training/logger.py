@@ -9,7 +9,7 @@ Row = dict[str, Any]
 
 
 class Logger:
-    """Is told what happens in a run; these methods do nothing.
+    """Is called at the events of a run; these methods do nothing.
 
     Steps are weight updates since the beginning of the run. Several are taken in a call: a logger
     that wants to be called at a certain step makes it an event of the run's loop.

@@ -22,7 +22,7 @@ _Result = tuple[tf.Tensor, tf.Tensor]
 _SECONDS = 1.0
 # At most this factor more than in the last call: what was read ahead makes its steps fast.
 _GROWTH = 8
-# XLA's convolutions in loops have no fast kernels there: steps took 10 to 100 times as long.
+# Where XLA has no fast kernels for convolutions in loops.
 _WITHOUT_LOOPS = ("CPU",)
 
 

@@ -140,7 +140,7 @@ def test_which_calls_are_one_xla_program(monkeypatch):
 
 
 class Calls:
-    """A program whose steps take the seconds that it is told, by a clock of its own."""
+    """A program with a clock of its own, by which its steps take the given seconds."""
 
     def __init__(self, monkeypatch, seconds, option="auto", diverges_at=None):
         self.now, self.counts = 0.0, []
