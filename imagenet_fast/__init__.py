@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.lazy import lazy_attributes
+from imagenet_fast.base.moved import explain_moved_modules
 from imagenet_fast.config import Config
 
 if TYPE_CHECKING:
-    from imagenet_fast.data.pipeline import make_dataset
+    from imagenet_fast.data.dataset import make_dataset
     from imagenet_fast.distribute.strategy import make_strategy
     from imagenet_fast.serving.export import export
-    from imagenet_fast.training.build import build_model
+    from imagenet_fast.training.build.model import build_model
     from imagenet_fast.training.evaluate import evaluate
     from imagenet_fast.training.run_config import read_config
     from imagenet_fast.training.train import train
@@ -36,12 +37,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "data.pipeline": ["make_dataset"],
+    "data.dataset": ["make_dataset"],
     "distribute.strategy": ["make_strategy"],
     "serving.export": ["export"],
-    "training.build": ["build_model"],
+    "training.build.model": ["build_model"],
     "training.evaluate": ["evaluate"],
     "training.run_config": ["read_config"],
     "training.train": ["train"],
 }
 __getattr__ = lazy_attributes(__name__, _HOMES)
+explain_moved_modules(__name__)

@@ -11,8 +11,8 @@ import time
 import numpy as np
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.data.prepare import prepare
-from imagenet_fast.data.sources.arrays import ArraySource
+from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.sources.arrays import ArraySource
 
 
 class Noise(ArraySource):

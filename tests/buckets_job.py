@@ -18,7 +18,7 @@ import tf_keras as keras
 from imagenet_fast import Config, commands, evaluate, export, train
 from imagenet_fast.base.files import LineFile, write_file, write_results
 from imagenet_fast.base.paths import BucketError, to_path
-from imagenet_fast.data.data_page import write_page
+from imagenet_fast.data.prepare.page import write_page
 from imagenet_fast.serving.predict import predict
 
 

@@ -68,8 +68,8 @@ def digits(made_once):
     """scikit-learn's digits as shards: 1,438 training and 359 validation images."""
 
     def make(directory):
-        from imagenet_fast.data.prepare import prepare
-        from imagenet_fast.data.sources import open_source
+        from imagenet_fast.data.prepare.prepare import prepare
+        from imagenet_fast.data.prepare.sources import open_source
 
         prepare(open_source("digits"), directory, progress=False)
 
@@ -80,7 +80,7 @@ def digits(made_once):
 def native_ops():
     """Skips tests of the native ops if there is no compiler for them."""
     from imagenet_fast import Config
-    from imagenet_fast.data.resize_op import with_resize_kernel
+    from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
 
     if with_resize_kernel(Config()).resize_kernel != "native":
         pytest.skip("no C++ compiler")

@@ -14,9 +14,9 @@ from fake_gcs import FakeGcs
 from model_weights import weights_in
 
 from imagenet_fast.data import records
-from imagenet_fast.data.data_page import write_page
-from imagenet_fast.data.prepare import prepare
-from imagenet_fast.data.sources.arrays import ArraySource
+from imagenet_fast.data.prepare.page import write_page
+from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.sources.arrays import ArraySource
 from imagenet_fast.serving.predict import predict
 
 JOB = pathlib.Path(__file__).with_name("buckets_job.py")

@@ -33,8 +33,8 @@ from imagenet_fast.base import environment
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import write_results
 from imagenet_fast.base.plotting import svg
-from imagenet_fast.benchmarks.report import STYLE
-from imagenet_fast.data.crop_boxes import training_crop_boxes
+from imagenet_fast.data.augmentation.crop_boxes import training_crop_boxes
+from imagenet_fast.lab.benchmarks.report import STYLE
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Heights and widths: ImageNet's most common size, its portrait, and one that most crops do not fit.

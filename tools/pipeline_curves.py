@@ -32,8 +32,8 @@ from imagenet_fast.base import environment
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import write_results
 from imagenet_fast.base.plotting import svg
-from imagenet_fast.benchmarks.report import STYLE
-from imagenet_fast.training.metrics_file import read_rows
+from imagenet_fast.lab.benchmarks.report import STYLE
+from imagenet_fast.training.logs.metrics_file import read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # The options of each network.

@@ -4,8 +4,8 @@
     python tools/records.py
 
 reads benchmarks/records/records.json. Numbers that the cost model's validation has already
-(imagenet_fast/planning/validation/published.py) are taken from there, by the name of its row, and
-its predictions from benchmarks/planning/validation.json.
+(imagenet_fast/lab/planning/validation/published.py) are taken from there, by the name of its row,
+and its predictions from benchmarks/planning/validation.json.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from study import page
 from study.style import COLORS, drawn
 
 from imagenet_fast.base.files import write_results
-from imagenet_fast.planning.validation.published import ROWS
-from imagenet_fast.planning.validation.results import CIFAR, IMAGENET, PublishedResult
+from imagenet_fast.lab.planning.validation.published import ROWS
+from imagenet_fast.lab.planning.validation.results import CIFAR, IMAGENET, PublishedResult
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DATA = ROOT / "benchmarks" / "records" / "records.json"

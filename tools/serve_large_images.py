@@ -56,7 +56,7 @@ def serve(saved_model: str, image: str, repeats: int) -> dict[str, Any]:
     """Classifies an image in this process; returns seconds, bytes of memory and the error."""
     import tensorflow as tf
 
-    from imagenet_fast.benchmarks.process_memory import memory
+    from imagenet_fast.lab.benchmarks.process_memory import memory
 
     signatures = tf.saved_model.load(saved_model).signatures
     classify = signatures["serving_default"]
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> None:
 
     from imagenet_fast.base import environment
     from imagenet_fast.base.files import write_results
-    from imagenet_fast.benchmarks.report import aligned, cpu
+    from imagenet_fast.lab.benchmarks.report import aligned, cpu
 
     results = []
     with tempfile.TemporaryDirectory() as folder:

@@ -195,7 +195,7 @@ def main(arguments: list[str]) -> None:
 
     from imagenet_fast.base import environment
     from imagenet_fast.base.files import write_results
-    from imagenet_fast.benchmarks.process_memory import memory
+    from imagenet_fast.lab.benchmarks.process_memory import memory
 
     signatures = tf.saved_model.load(options.saved_model).signatures
     classify = signatures["serving_default"]

@@ -44,10 +44,10 @@ if [ "${1-}" = addons ]; then
   if ! names_tests "$@"; then
     of_addons+=(tests/optimizers/test_addons.py)
     set -- "$@" tests/{layers,optimizers} tests/models/test_models.py \
-      tests/data/test_{pipeline,resize_op,shards}.py \
+      tests/data/test_{dataset,shards}.py tests/data/jpeg/test_resize_op.py \
       tests/distribute/test_{all_reduce,strategy}.py \
       tests/pipeline_parallel/test_in_stages.py tests/serving/test_export.py \
-      tests/training/test_{checkpoint,classifier,train}.py
+      tests/training/{test_train,checkpoints/test_checkpoint,step/test_classifier}.py
   fi
   tools/install.sh .venv-addons test,addons
   .venv-addons/bin/python -m pytest "${at_once[@]}" -m "not slow and not long and not addons" "$@"
@@ -57,7 +57,7 @@ if [ "${1-}" = addons ]; then
 fi
 if [ "${1-}" = compile ]; then
   shift
-  names_tests "$@" || set -- "$@" tests/xla_compile
+  names_tests "$@" || set -- "$@" tests/lab/xla_compile
   # In .venv itself jax would make each import of TensorFlow slower.
   add_environment compile
   # Two at once: one file is about TPUs, the other about GPUs.
@@ -66,7 +66,7 @@ if [ "${1-}" = compile ]; then
 fi
 if [ "${1-}" = beam ]; then
   shift
-  names_tests "$@" || set -- "$@" tests/data/test_beam_writer.py
+  names_tests "$@" || set -- "$@" tests/data/prepare/test_beam_writer.py
   # Beam needs older versions of protobuf and pyarrow.
   add_environment beam
   exec .venv-beam/bin/python -m pytest -m "not long" "$@"

@@ -12,7 +12,7 @@ from imagenet_fast.distribute.quiet import import_tensorflow
 from imagenet_fast.models.options import MODEL_NAMES
 
 if TYPE_CHECKING:
-    from imagenet_fast.benchmarks.report import Report
+    from imagenet_fast.lab.benchmarks.report import Report
 
 
 def main(arguments: list[str]) -> int:
@@ -53,8 +53,8 @@ def _step(arguments: list[str]) -> None:
     config = Config(**{name: flags[name] for name in options})
 
     import_tensorflow()
-    from imagenet_fast.benchmarks.report import make_report
-    from imagenet_fast.benchmarks.step import compare_steps
+    from imagenet_fast.lab.benchmarks.report import make_report
+    from imagenet_fast.lab.benchmarks.step import compare_steps
 
     report = make_report(compare_steps(config, **counts))
     _print_and_write(report, flags, (*options, *counts), f"{config.model}_{config.precision}")
@@ -76,8 +76,8 @@ def _resnet9(arguments: list[str]) -> None:
     config = Config.from_flagfile(flags["recipe"], **changes)
 
     import_tensorflow()
-    from imagenet_fast.benchmarks.report import make_report
-    from imagenet_fast.benchmarks.resnet9 import compare_resnet9
+    from imagenet_fast.lab.benchmarks.report import make_report
+    from imagenet_fast.lab.benchmarks.resnet9 import compare_resnet9
 
     report = make_report(compare_resnet9(config, **counts))
     name = f"width{config.width or 64}_{config.precision}{'_xla' if config.xla else ''}"
@@ -98,8 +98,8 @@ def _optimizer(arguments: list[str]) -> None:
     model = flags["model"]
 
     import_tensorflow()
-    from imagenet_fast.benchmarks.optimizer.compare import compare_optimizers
-    from imagenet_fast.benchmarks.report import make_report
+    from imagenet_fast.lab.benchmarks.optimizer.compare import compare_optimizers
+    from imagenet_fast.lab.benchmarks.report import make_report
 
     report = make_report(compare_optimizers(model, model_garden=flags["model_garden"], **counts))
     _print_and_write(report, flags, ("model", *counts), model)
@@ -118,8 +118,8 @@ def _decode(arguments: list[str]) -> None:
     config = Config(**options, batch_size=1)
 
     import_tensorflow()
-    from imagenet_fast.benchmarks.decode import compare_decoding
-    from imagenet_fast.benchmarks.report import make_report
+    from imagenet_fast.lab.benchmarks.decode import compare_decoding
+    from imagenet_fast.lab.benchmarks.report import make_report
 
     report = make_report(compare_decoding(config, **counts))
     name = f"{config.image_size}_{config.resize_method}"
@@ -138,7 +138,7 @@ def _crop_area(arguments: list[str]) -> None:
     config = Config(**options, batch_size=1)
 
     import_tensorflow()
-    from imagenet_fast.benchmarks.crop_area import compare_crop_areas, make_report
+    from imagenet_fast.lab.benchmarks.crop_area import compare_crop_areas, make_report
 
     result = compare_crop_areas(config, **counts)
     _print_and_write(make_report(result), flags, (*options, *counts), "crop_area")
@@ -183,12 +183,12 @@ def _all_reduce(arguments: list[str]) -> None:
         raise UserError("give at least one of --algorithms, and one of --sizes or --gradients")
 
     import_tensorflow()
-    from imagenet_fast.benchmarks.all_reduce import compare as all_reduce
-    from imagenet_fast.benchmarks.all_reduce.report import make_report
-    from imagenet_fast.cost_model.all_reduce import Network
     from imagenet_fast.distribute.all_reduce import default_group_size
     from imagenet_fast.distribute.strategy import make_strategy
     from imagenet_fast.distribute.workers import is_chief
+    from imagenet_fast.lab.benchmarks.all_reduce import compare as all_reduce
+    from imagenet_fast.lab.benchmarks.all_reduce.report import make_report
+    from imagenet_fast.lab.planning.cost_model.all_reduce import Network
 
     network = None
     if flags["bandwidth"]:
@@ -248,9 +248,9 @@ def _input(arguments: list[str]) -> None:
     names = _parts(flags, "compare", _INPUT_PARTS)
 
     import_tensorflow()
-    from imagenet_fast.benchmarks.input.compare import InputBenchmark
-    from imagenet_fast.benchmarks.input.report import make_report
-    from imagenet_fast.data.pipeline import thread_count
+    from imagenet_fast.data.dataset import thread_count
+    from imagenet_fast.lab.benchmarks.input.compare import InputBenchmark
+    from imagenet_fast.lab.benchmarks.input.report import make_report
 
     peers = {name: flags[name] for name in ("model_garden", "pytorch", "simplejpeg") if flags[name]}
     benchmark = InputBenchmark(config, peers, **counts)
@@ -277,8 +277,8 @@ def _serving(arguments: list[str]) -> None:
         raise UserError(f"threads is {flags['threads']}, but must not be negative")
 
     import_tensorflow()
-    from imagenet_fast.benchmarks.serving.compare import compare_serving
-    from imagenet_fast.benchmarks.serving.report import make_report
+    from imagenet_fast.lab.benchmarks.serving.compare import compare_serving
+    from imagenet_fast.lab.benchmarks.serving.report import make_report
     from imagenet_fast.training.run_config import config_of_run
 
     config = config_of_run(flags["model_dir"], flags.changes())
@@ -303,8 +303,8 @@ def _pipeline(arguments: list[str]) -> None:
     names = _parts(flags, "parts", _PIPELINE_PARTS)
 
     import_tensorflow()
-    from imagenet_fast.benchmarks.pipeline import compare as pipeline
-    from imagenet_fast.benchmarks.pipeline.report import make_report
+    from imagenet_fast.lab.benchmarks.pipeline import compare as pipeline
+    from imagenet_fast.lab.benchmarks.pipeline.report import make_report
 
     given = dict.fromkeys(
         ("schedules", "emulated", "overlap", "recomputation"), (counts["repeats"],)

@@ -49,8 +49,8 @@ def main(arguments: list[str]) -> int:
         print("No --data_dir: compiled for ImageNet's 1,000 classes.\n")
 
     import_tensorflow()
-    from imagenet_fast.xla_compile.recipe import compile_recipe
-    from imagenet_fast.xla_compile.report import table, write
+    from imagenet_fast.lab.xla_compile.recipe import compile_recipe
+    from imagenet_fast.lab.xla_compile.report import table, write
 
     found = compile_recipe(config, flags["topology"], flags["run_on_cpu"], flags["find_batch"])
     print(table(found))

@@ -65,8 +65,8 @@ def main(arguments: list[str]) -> int:
     import_tensorflow()
     from imagenet_fast.distribute.strategy import make_strategy
     from imagenet_fast.distribute.workers import is_chief
+    from imagenet_fast.training.checkpoints.model_dir import read_labels
     from imagenet_fast.training.evaluate import evaluate
-    from imagenet_fast.training.model_dir import read_labels
 
     # Evaluation does not use the first two, which may contradict flags; and it may run on another
     # machine than training did.

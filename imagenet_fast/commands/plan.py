@@ -10,8 +10,8 @@ from imagenet_fast.base.files import write_results
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names, parse_option
-from imagenet_fast.cost_model.accelerators import ACCELERATORS
 from imagenet_fast.distribute.quiet import import_tensorflow
+from imagenet_fast.lab.planning.cost_model.accelerators import ACCELERATORS
 
 # Flags of the hardware.
 _HARDWARE = ("accelerator", "chips", "network_gbits", "host_images")
@@ -95,9 +95,9 @@ def _run(arguments: list[str]) -> None:
     hardware = {flag: flags[flag] for flag in _HARDWARE}
 
     import_tensorflow()
-    from imagenet_fast.cost_model.reliability import Conditions
-    from imagenet_fast.planning.compiled_memory import read_compiled_memory
-    from imagenet_fast.planning.run import Hardware, comparison, plan_run
+    from imagenet_fast.lab.planning.compiled_memory import read_compiled_memory
+    from imagenet_fast.lab.planning.cost_model.reliability import Conditions
+    from imagenet_fast.lab.planning.run import Hardware, comparison, plan_run
 
     if flags["failure_hours"] < 0:
         raise UserError(f"failure_hours is {flags['failure_hours']:g}, but must not be negative")
@@ -185,7 +185,7 @@ def _schedule(arguments: list[str]) -> None:
     config = _with_images(config, "1,281,167 images")
 
     import_tensorflow()
-    from imagenet_fast.planning.schedule import plan_schedule
+    from imagenet_fast.lab.planning.schedule import plan_schedule
 
     plan = plan_schedule(config)
     print(plan.table())
@@ -216,7 +216,7 @@ def _pipeline(arguments: list[str]) -> None:
     config = _with_images(config, "" if config.num_classes else "1,000 classes")
 
     import_tensorflow()
-    from imagenet_fast.planning.pipeline import plan_pipeline
+    from imagenet_fast.lab.planning.pipeline import plan_pipeline
 
     plan = plan_pipeline(config, costs, memory * 2**30 or math.inf)
     print(plan.table())
@@ -234,7 +234,7 @@ def _validate(arguments: list[str]) -> None:
     flags.parse(arguments)
 
     import_tensorflow()
-    from imagenet_fast.planning.validation.predictions import validate
+    from imagenet_fast.lab.planning.validation.predictions import validate
 
     validation = validate()
     print(validation.table())

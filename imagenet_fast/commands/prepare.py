@@ -10,12 +10,12 @@ from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.commands.flags import CommandFlags
-from imagenet_fast.data.image_limit import ImageLimit
+from imagenet_fast.data.prepare.image_limit import ImageLimit
 from imagenet_fast.distribute.quiet import import_tensorflow
 
 if TYPE_CHECKING:
-    from imagenet_fast.data.duplicates import FoundDuplicates
     from imagenet_fast.data.manifest import Manifest
+    from imagenet_fast.data.prepare.duplicates import FoundDuplicates
 
 # The flags of some sources only: their defaults and help.
 _SOURCE_OPTIONS: dict[str, tuple[str | float, str]] = {
@@ -168,7 +168,7 @@ def main(arguments: list[str]) -> int:
     if flags["max_side"] and flags["shorter_side"]:
         raise UserError("max_side and shorter_side exclude each other: give one of them")
     ImageLimit.parse(flags["max_bad_images"], "max_bad_images")
-    from imagenet_fast.data.prepare import check_choices, check_runner
+    from imagenet_fast.data.prepare.prepare import check_choices, check_runner
 
     check_choices(flags["encoding"], flags["exif"])
     if flags["runner"] != "local" and flags["threads"]:
@@ -198,7 +198,7 @@ def _verify(directory: str) -> int:
 
 
 def _add_index(directory: str, threads: int | None) -> int:
-    from imagenet_fast.data.add_index import add_index
+    from imagenet_fast.data.prepare.add_index import add_index
 
     added = add_index(directory, threads)
     print(
@@ -209,7 +209,7 @@ def _add_index(directory: str, threads: int | None) -> int:
 
 
 def _look(directory: str) -> int:
-    from imagenet_fast.data.data_page import FILE, write_page
+    from imagenet_fast.data.prepare.page import FILE, write_page
 
     try:
         found = write_page(directory)
@@ -232,7 +232,7 @@ def _warn_of_duplicates(found: FoundDuplicates) -> None:
 
 
 def _check_source(flags: CommandFlags) -> None:
-    from imagenet_fast.data.sources import check_source
+    from imagenet_fast.data.prepare.sources import check_source
 
     if not flags["source"]:
         raise UserError("give --source: what kind of data to prepare")
@@ -250,9 +250,9 @@ def _source_options(flags: CommandFlags) -> dict[str, Any]:
 
 
 def _prepare(flags: CommandFlags, directory: str) -> int:
-    from imagenet_fast.data.data_page import FILE, write_page
-    from imagenet_fast.data.prepare import local_directory, prepare
-    from imagenet_fast.data.sources import open_source
+    from imagenet_fast.data.prepare.page import FILE, write_page
+    from imagenet_fast.data.prepare.prepare import local_directory, prepare
+    from imagenet_fast.data.prepare.sources import open_source
 
     options = _source_options(flags)
     # Before reading the source, which may take minutes.

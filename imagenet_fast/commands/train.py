@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
     from imagenet_fast.distribute.strategy import make_strategy
     from imagenet_fast.distribute.workers import is_chief
     from imagenet_fast.serving.export import export
-    from imagenet_fast.training.model_dir import checkpoint_of, kept_step
+    from imagenet_fast.training.checkpoints.model_dir import checkpoint_of, kept_step
     from imagenet_fast.training.train import train
 
     try:
@@ -97,7 +97,7 @@ def main(arguments: list[str]) -> int:
 
 def _how_to_resume(config: Config) -> str:
     """Returns what the message of an interrupted run says of its checkpoints."""
-    from imagenet_fast.training.model_dir import CHECKPOINTS, latest_checkpoint
+    from imagenet_fast.training.checkpoints.model_dir import CHECKPOINTS, latest_checkpoint
 
     last = latest_checkpoint(to_path(config.model_dir, CHECKPOINTS))
     if last is None:

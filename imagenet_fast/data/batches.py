@@ -14,13 +14,13 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from imagenet_fast.data import decode
-from imagenet_fast.data.augment import Changes, augment, draw_changes
+from imagenet_fast.data.augmentation.augment import Changes, augment, draw_changes
+from imagenet_fast.data.augmentation.crop_boxes import evaluation_crop_boxes, training_crop_boxes
 from imagenet_fast.data.bad_images import BadImages
-from imagenet_fast.data.crop_boxes import evaluation_crop_boxes, training_crop_boxes
 from imagenet_fast.data.examples import ENCODED, HEIGHT, JPEG_INDEX, LABEL, WIDTH
 from imagenet_fast.data.headers import check_header, image_size
 from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.jpeg_index import cut_jpegs
+from imagenet_fast.data.jpeg.index import cut_jpegs
 from imagenet_fast.data.options import DataOptions
 
 # The label of padding in the last batches of an evaluation.

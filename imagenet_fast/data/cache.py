@@ -22,12 +22,12 @@ from tqdm import tqdm
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import open_new, temporary_beside
 from imagenet_fast.base.paths import Path, is_local, to_local_path, to_path
-from imagenet_fast.data.augment import Changes, augment, draw_changes
+from imagenet_fast.data.augmentation.augment import Changes, augment, draw_changes
 from imagenet_fast.data.bad_images import BadImages
 from imagenet_fast.data.batches import evaluation_batches, uses_jpeg_index
 from imagenet_fast.data.examples import ENCODED, HEIGHT, JPEG_INDEX, WIDTH
 from imagenet_fast.data.info import read_info
-from imagenet_fast.data.jpeg_index import LEAST_PIXELS, index_jpegs
+from imagenet_fast.data.jpeg.index import LEAST_PIXELS, index_jpegs
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.order import SplitPart, part_reader
 from imagenet_fast.data.shards import shard_reader

@@ -13,10 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from imagenet_fast.data import resize_op
-from imagenet_fast.data.augment import flip
-from imagenet_fast.data.crop_boxes import evaluation_crop_boxes
+from imagenet_fast.data.augmentation.augment import flip
+from imagenet_fast.data.augmentation.crop_boxes import evaluation_crop_boxes
 from imagenet_fast.data.headers import check_header, check_scans, is_jpeg
+from imagenet_fast.data.jpeg import resize_op
 from imagenet_fast.data.options import DataOptions
 
 _DCT_METHODS = {"accurate": "INTEGER_ACCURATE", "fast": "INTEGER_FAST"}

@@ -13,9 +13,9 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data.examples import LABEL, decode_example
+from imagenet_fast.data.manifest import JOURNAL
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.preparation import Preparation
-from imagenet_fast.data.prepare_journal import JOURNAL
 from imagenet_fast.data.records import CorruptRecordError, index_shard, read_records
 
 _SHARD_NAME = re.compile(r"(train|validation|test)-\d{5}-of-(\d{5})")

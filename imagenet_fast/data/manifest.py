@@ -33,6 +33,8 @@ from imagenet_fast.data.examples import decode_example, label_of
 from imagenet_fast.data.preparation import Preparation
 
 FILE = "manifest.json"
+# Of `prepare`: where it is, the shards are not all there.
+JOURNAL = "prepare.journal"
 VERSION = 1
 # Of shards by `prepare --add_index` until they replace those without.
 INDEXED_SUFFIX = ".indexed"

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from imagenet_fast.data import stateless_random
-from imagenet_fast.data.augment import (
+from imagenet_fast.data.augmentation import stateless_random
+from imagenet_fast.data.augmentation.augment import (
     Changes,
     change_light,
     cut_out,

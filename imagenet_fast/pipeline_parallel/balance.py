@@ -12,16 +12,16 @@ from typing import Any
 import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.cost_model.pipeline import (
+from imagenet_fast.pipeline_parallel.partition import partition_by
+from imagenet_fast.pipeline_parallel.profile import estimate, measure
+from imagenet_fast.pipeline_parallel.schedules import Task, tasks
+from imagenet_fast.pipeline_parallel.simulation import (
     BlockCost,
     micro_batches_in_memory,
     passes_of_stages,
     simulate,
     stage_memory,
 )
-from imagenet_fast.pipeline_parallel.partition import partition_by
-from imagenet_fast.pipeline_parallel.profile import estimate, measure
-from imagenet_fast.pipeline_parallel.schedules import Task, tasks
 
 # Tasks that the search for the fastest balance may simulate, in a few seconds.
 _MOST_TASKS = 1_000_000
@@ -52,7 +52,7 @@ def balance_for(
       stages: their number.
       batch_size: examples in a batch.
       micro_batches: of a batch.
-      schedule: as of :class:`~imagenet_fast.pipeline_parallel.model.GPipe`.
+      schedule: as of :class:`~imagenet_fast.pipeline_parallel.gpipe.GPipe`.
       rematerialize: as of ``GPipe``.
       devices: their number; None: one for each stage.
       slots: optimizer slots per trainable value.
@@ -98,7 +98,7 @@ def best_balance(
     Args:
       costs: of the blocks.
       order: of the tasks of all stages.
-      rematerialize: as of :class:`~imagenet_fast.pipeline_parallel.model.GPipe`.
+      rematerialize: as of :class:`~imagenet_fast.pipeline_parallel.gpipe.GPipe`.
       devices: their number; stage k is on device k % ``devices``. None: one for each stage.
       slots: optimizer slots per trainable value.
       limit: bytes of memory of each device.

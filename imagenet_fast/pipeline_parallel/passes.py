@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.cost_model.pipeline import keeps_activations
 from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches, check_outputs
 from imagenet_fast.pipeline_parallel.programs import Loss, Programs, Tensors, Totals, floats_of
+from imagenet_fast.pipeline_parallel.simulation import keeps_activations
 from imagenet_fast.pipeline_parallel.stage import Stage, masked
 
 

@@ -57,7 +57,7 @@ class Pipeline:
     It is no Keras layer: a model has to own the blocks.
 
     Args:
-      blocks: as of :class:`~imagenet_fast.pipeline_parallel.model.GPipe`.
+      blocks: as of :class:`~imagenet_fast.pipeline_parallel.gpipe.GPipe`.
       devices: names of the devices, in order; stage k is on device k % len(devices).
       num_stages: number of stages; None: one for each device.
       balance: number of blocks of each stage; None: that of ``choose_balance`` or, without one,

@@ -14,12 +14,12 @@ import tf_keras as keras
 from tf_keras.src.saving.serialization_lib import SafeModeScope
 from tqdm import tqdm
 
-from imagenet_fast.cost_model.pipeline import BlockCost
 from imagenet_fast.layers.micro_batch import micro_batch
 from imagenet_fast.models.block_sizes import block_kind
 from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.pipeline_parallel.flops import flops
 from imagenet_fast.pipeline_parallel.programs import Programs, floats_of
+from imagenet_fast.pipeline_parallel.simulation import BlockCost
 from imagenet_fast.pipeline_parallel.stage import Stage
 from imagenet_fast.pipeline_parallel.subgraph import operations_behind
 

@@ -22,7 +22,7 @@ from imagenet_fast.base.paths import Path
 from imagenet_fast.config import Config
 from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.serving.module import serving_module
-from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.step.classifier import Classifier
 
 # Name of the model's description in both kinds of files.
 DESCRIPTION = "imagenet_fast"

@@ -14,7 +14,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.serving.module import ServingModule, serving_module
 from imagenet_fast.serving.warm_up import synthetic_jpeg, write_warm_up_requests
-from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.step.classifier import Classifier
 
 
 def export(

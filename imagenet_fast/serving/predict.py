@@ -18,7 +18,7 @@ from imagenet_fast.data.images import (
     UnknownFormatError,
 )
 from imagenet_fast.data.preparation import Preparation
-from imagenet_fast.data.sources.files import MAX_IMAGE
+from imagenet_fast.data.prepare.sources.files import MAX_IMAGE
 from imagenet_fast.serving.arguments import check_arguments
 
 _OUTPUTS = {

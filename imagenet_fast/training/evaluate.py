@@ -8,22 +8,23 @@ from typing import Any
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.config import Config
+from imagenet_fast.data.dataset import distributed_dataset
 from imagenet_fast.data.info import DatasetInfo, read_info
-from imagenet_fast.data.pipeline import distributed_dataset, evaluation_steps
+from imagenet_fast.data.steps import evaluation_steps
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.models.custom import CustomModel
-from imagenet_fast.training.build import build_for_evaluation, with_model
-from imagenet_fast.training.checkpoint import restore_weights
-from imagenet_fast.training.checkpoint_sizes import no_larger_than
-from imagenet_fast.training.failures import errors_explained
-from imagenet_fast.training.model_dir import (
+from imagenet_fast.training.build.model import build_for_evaluation, with_model
+from imagenet_fast.training.checkpoints.checkpoint import restore_weights
+from imagenet_fast.training.checkpoints.model_dir import (
     check_network,
     checkpoint_of,
     classes_in_run,
     read_labels,
     read_preparation,
 )
-from imagenet_fast.training.recorder import check_evaluated
+from imagenet_fast.training.checkpoints.sizes import no_larger_than
+from imagenet_fast.training.failures import errors_explained
+from imagenet_fast.training.logs.recorder import check_evaluated
 from imagenet_fast.training.report.class_metrics import class_metrics
 from imagenet_fast.training.report.error_analysis import analyze_errors
 

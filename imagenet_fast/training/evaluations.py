@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from imagenet_fast.training.logger import Row
+from imagenet_fast.training.logs.logger import Row
 from imagenet_fast.training.options import RunOptions
 
 

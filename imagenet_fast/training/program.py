@@ -14,7 +14,7 @@ from imagenet_fast.distribute.strategy import devices_of
 from imagenet_fast.distribute.tpu import is_tpu
 from imagenet_fast.distribute.workers import workers_of
 from imagenet_fast.training.options import RunOptions
-from imagenet_fast.training.training_step import TrainingStep
+from imagenet_fast.training.step.training_step import TrainingStep
 
 _Step = Callable[[Any], Any]
 _Result = tuple[tf.Tensor, tf.Tensor]

@@ -14,7 +14,7 @@ from imagenet_fast.distribute.strategy import per_replica_batch_size
 from imagenet_fast.models.options import ModelOptions
 from imagenet_fast.optimizers.batch_tables import describe
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
-from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.step.classifier import Classifier
 
 
 def run_summary(

@@ -13,11 +13,11 @@ from imagenet_fast.base.outside import Count, check_types, read_json
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.data import bad_images
 from imagenet_fast.distribute.devices import RunDevices
-from imagenet_fast.training.classifier import Classifier
-from imagenet_fast.training.clock import Clock
-from imagenet_fast.training.damaged_checkpoints import damaged_checkpoints
-from imagenet_fast.training.metrics_file import best_evaluation, read_rows
+from imagenet_fast.training.checkpoints.damaged import damaged_checkpoints
+from imagenet_fast.training.logs.clock import Clock
+from imagenet_fast.training.logs.metrics_file import best_evaluation, read_rows
 from imagenet_fast.training.options import RunOptions
+from imagenet_fast.training.step.classifier import Classifier
 
 FILE = "summary.json"
 # What the last line of a run shows.

@@ -17,14 +17,11 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.option import option_text
 from imagenet_fast.config import Config
 from imagenet_fast.data import bad_images
+from imagenet_fast.data.dataset import distributed_dataset
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.order import part_of
-from imagenet_fast.data.pipeline import (
-    distributed_dataset,
-    evaluation_steps,
-    steps_per_epoch,
-)
 from imagenet_fast.data.sampling import class_shares
+from imagenet_fast.data.steps import evaluation_steps, steps_per_epoch
 from imagenet_fast.distribute.consistency import check_consistent, check_same_options
 from imagenet_fast.distribute.devices import RunDevices, run_devices
 from imagenet_fast.distribute.exchange import text_of_chief, wait_for_all
@@ -32,17 +29,12 @@ from imagenet_fast.distribute.strategy import check_gpus_are_used, devices_of, m
 from imagenet_fast.distribute.workers import is_chief, worker_place
 from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import CustomModel
-from imagenet_fast.training.build import build_model, with_model
-from imagenet_fast.training.checkpoint import Checkpoints, restore_weights
-from imagenet_fast.training.clock import Clock
-from imagenet_fast.training.evaluations import Evaluations
-from imagenet_fast.training.failures import errors_explained
-from imagenet_fast.training.fusion_trials import load_fusion, save_fusion
-from imagenet_fast.training.keras_callbacks import KerasCallbacks
-from imagenet_fast.training.logger import Logger
-from imagenet_fast.training.metrics_file import JsonLines
-from imagenet_fast.training.mlperf_log import MLPerfLog
-from imagenet_fast.training.model_dir import (
+from imagenet_fast.training.build.fusion_trials import load_fusion, save_fusion
+from imagenet_fast.training.build.model import build_model, with_model
+from imagenet_fast.training.build.schedule import total_steps
+from imagenet_fast.training.build.schedule_change import change_of_schedule
+from imagenet_fast.training.checkpoints.checkpoint import Checkpoints, restore_weights
+from imagenet_fast.training.checkpoints.model_dir import (
     CHECKPOINTS,
     alone_in,
     check_model_dir,
@@ -51,10 +43,20 @@ from imagenet_fast.training.model_dir import (
     latest_checkpoint,
     lost_best,
 )
-from imagenet_fast.training.profiler import Profiler
+from imagenet_fast.training.evaluations import Evaluations
+from imagenet_fast.training.failures import errors_explained
+from imagenet_fast.training.logs.clock import Clock
+from imagenet_fast.training.logs.keras_callbacks import KerasCallbacks
+from imagenet_fast.training.logs.logger import Logger
+from imagenet_fast.training.logs.metrics_file import JsonLines
+from imagenet_fast.training.logs.mlperf import MLPerfLog
+from imagenet_fast.training.logs.profiler import Profiler
+from imagenet_fast.training.logs.progress_bar import ProgressBar
+from imagenet_fast.training.logs.recorder import Recorder
+from imagenet_fast.training.logs.stall_watch import StallWatch
+from imagenet_fast.training.logs.tensorboard import TensorBoard, tensorboard_folder
+from imagenet_fast.training.logs.trackers import RowLogger
 from imagenet_fast.training.program import Program
-from imagenet_fast.training.progress_bar import ProgressBar
-from imagenet_fast.training.recorder import Recorder
 from imagenet_fast.training.report.error_analysis import analyze_errors
 from imagenet_fast.training.report.input_images import make_input_images
 from imagenet_fast.training.report.saved_images import (
@@ -66,12 +68,7 @@ from imagenet_fast.training.report.saved_images import (
 )
 from imagenet_fast.training.run_config import directory_of
 from imagenet_fast.training.run_summary import batch_norm_images, run_summary
-from imagenet_fast.training.schedule import total_steps
-from imagenet_fast.training.schedule_change import change_of_schedule
-from imagenet_fast.training.stall_watch import StallWatch
 from imagenet_fast.training.summary import make_summary, read_summary, write_summary
-from imagenet_fast.training.tensorboard import TensorBoard, tensorboard_folder
-from imagenet_fast.training.trackers import RowLogger
 
 
 def train(
@@ -98,8 +95,8 @@ def train(
         ``keep_best``.
       callbacks: Keras callbacks. Their epochs last from one evaluation to the next, and their
         batches are calls of ``steps_per_call`` steps. One that sets ``model.stop_training`` ends
-        the run, which can be resumed. Those of :mod:`imagenet_fast.training.trackers` get all rows
-        of ``metrics.jsonl``.
+        the run, which can be resumed. Those of
+        :mod:`imagenet_fast.training.logs.trackers` get all rows of ``metrics.jsonl``.
 
     Returns:
       The summary, as in ``summary.json``; only the chief has evaluation results.

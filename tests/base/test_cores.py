@@ -6,9 +6,10 @@ import pytest
 from imagenet_fast import Config
 from imagenet_fast.base import environment
 from imagenet_fast.base.cores import cpu_cores
-from imagenet_fast.data import manifest, prepare, shard_writer
-from imagenet_fast.data.pipeline import thread_count
-from imagenet_fast.data.sources import open_source
+from imagenet_fast.data import manifest
+from imagenet_fast.data.dataset import thread_count
+from imagenet_fast.data.prepare import prepare, shard_writer
+from imagenet_fast.data.prepare.sources import open_source
 
 
 @pytest.fixture

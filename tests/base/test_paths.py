@@ -21,7 +21,7 @@ from imagenet_fast.base.paths import (
     to_path,
 )
 from imagenet_fast.data.info import read_info
-from imagenet_fast.data.sources import open_source
+from imagenet_fast.data.prepare.sources import open_source
 
 
 @pytest.mark.parametrize("name", ["data/digits", "/data", "", "gs:", "gs/x", "s3:/x", "x/s3://y"])

@@ -77,7 +77,7 @@ def test_modules_of_the_working_directory_are_not_imported(tmp_path):
     """As `python -m` would."""
     for name in ("json", "runpy", "imagenet_fast", "tqdm"):
         (tmp_path / f"{name}.py").write_text(f"print('{name} ran')\n")
-    for module in ("imagenet_fast.doctor.worker", "imagenet_fast.xla_compile.worker"):
+    for module in ("imagenet_fast.doctor.worker", "imagenet_fast.lab.xla_compile.worker"):
         done = subprocess.run(
             module_command(module), cwd=tmp_path, input="", capture_output=True, text=True
         )

@@ -3,13 +3,13 @@ import pathlib
 
 import pytest
 
-from imagenet_fast.benchmarks import resnet9, step
-from imagenet_fast.benchmarks.optimizer import compare as optimizer
-from imagenet_fast.benchmarks.pipeline import compare as pipeline
-from imagenet_fast.benchmarks.pipeline.compare import LimitedRun, StepTimes, simulated
-from imagenet_fast.benchmarks.pipeline.worker import Case
-from imagenet_fast.benchmarks.timing import Comparison, Times
 from imagenet_fast.commands import benchmark, run
+from imagenet_fast.lab.benchmarks import resnet9, step
+from imagenet_fast.lab.benchmarks.optimizer import compare as optimizer
+from imagenet_fast.lab.benchmarks.pipeline import compare as pipeline
+from imagenet_fast.lab.benchmarks.pipeline.compare import LimitedRun, StepTimes, simulated
+from imagenet_fast.lab.benchmarks.pipeline.worker import Case
+from imagenet_fast.lab.benchmarks.timing import Comparison, Times
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -1,4 +1,4 @@
-"""``--runner`` of ``prepare`` without Apache Beam; tests/data/test_beam_writer.py has it."""
+"""``--runner`` of ``prepare`` without Beam; tests/data/prepare/test_beam_writer.py has it."""
 
 import sys
 
@@ -13,7 +13,7 @@ def command(directory, *options):
 
 def test_beam_is_not_installed(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "apache_beam", None)
-    monkeypatch.delitem(sys.modules, "imagenet_fast.data.beam_writer", raising=False)
+    monkeypatch.delitem(sys.modules, "imagenet_fast.data.prepare.beam_writer", raising=False)
     monkeypatch.delattr(data, "beam_writer", raising=False)
     assert commands.run(command(tmp_path / "data", "--runner=beam")) == 2
     errors = capsys.readouterr().err

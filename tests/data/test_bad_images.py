@@ -14,7 +14,8 @@ import tensorflow as tf
 from PIL import Image
 
 from imagenet_fast import Config, UserError
-from imagenet_fast.data import bad_images, pipeline
+from imagenet_fast.data import bad_images
+from imagenet_fast.data import dataset as datasets
 from imagenet_fast.data.bad_images import (
     BadImages,
     count_kinds,
@@ -23,10 +24,10 @@ from imagenet_fast.data.bad_images import (
     list_bad_images,
     read_bad_images,
 )
+from imagenet_fast.data.dataset import distributed_dataset
 from imagenet_fast.data.examples import ENCODED, decode_example
 from imagenet_fast.data.images import encode_pixels
 from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.pipeline import distributed_dataset
 from imagenet_fast.data.records import LOST, locate_records
 
 CLASSES = 61
@@ -349,7 +350,7 @@ class TwoHosts:
 
 @pytest.mark.long
 def test_images_listed_by_two_workers_count_once(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(pipeline, "make_strategy", lambda config: TwoHosts())
+    monkeypatch.setattr(datasets, "make_strategy", lambda config: TwoHosts())
     config = Config(data_dir=data[0], model_dir=str(tmp_path), image_size=8, batch_size=20)
     for dataset in distributed_dataset(config, "validation"):
         take(dataset, 4)

@@ -9,7 +9,8 @@ from PIL import Image
 
 from imagenet_fast import Config
 from imagenet_fast.data import batches as batching
-from imagenet_fast.data.augment import augment, draw_changes
+from imagenet_fast.data.augmentation.augment import augment, draw_changes
+from imagenet_fast.data.augmentation.crop_boxes import training_crop_boxes
 from imagenet_fast.data.batches import (
     evaluation_batches,
     make_image,
@@ -18,7 +19,6 @@ from imagenet_fast.data.batches import (
     training_batches,
     unreadable,
 )
-from imagenet_fast.data.crop_boxes import training_crop_boxes
 from imagenet_fast.data.decode import decode_crop_and_resize, evaluation_image
 from imagenet_fast.data.examples import ENCODED, HEIGHT, JPEG_INDEX, WIDTH, decode_example
 from imagenet_fast.data.info import DatasetInfo

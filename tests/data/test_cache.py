@@ -10,8 +10,8 @@ from imagenet_fast import Config, UserError
 from imagenet_fast.config import option_names
 from imagenet_fast.data import batches as batching
 from imagenet_fast.data import cache
+from imagenet_fast.data.dataset import distributed_dataset
 from imagenet_fast.data.order import SplitPart
-from imagenet_fast.data.pipeline import distributed_dataset
 
 SHARDS = (23, 9, 17, 8, 4)
 # As in evaluation.

@@ -6,11 +6,11 @@ import tensorflow as tf
 from PIL import Image
 
 from imagenet_fast import Config
-from imagenet_fast.data.crop_boxes import evaluation_crop_boxes, training_crop_boxes
+from imagenet_fast.data.augmentation.crop_boxes import evaluation_crop_boxes, training_crop_boxes
 from imagenet_fast.data.decode import decode_crop_and_resize, evaluation_image
 from imagenet_fast.data.headers import image_size
 from imagenet_fast.data.images import normalize_encoding
-from imagenet_fast.data.resize_op import with_resize_kernel
+from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
 
 MAX_PIXELS = Config().max_pixels
 

@@ -14,14 +14,15 @@ from imagenet_fast import Config
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.native_ops import load_ops
 from imagenet_fast.base.notices import warn_once
-from imagenet_fast.data import cache, jpeg_index, records
-from imagenet_fast.data.add_index import Added, add_index
+from imagenet_fast.data import cache, records
+from imagenet_fast.data.dataset import distributed_dataset
 from imagenet_fast.data.examples import ENCODED, JPEG_INDEX, decode_example
-from imagenet_fast.data.jpeg_index import index_file
+from imagenet_fast.data.jpeg import index as jpeg_index
+from imagenet_fast.data.jpeg.index import index_file
 from imagenet_fast.data.manifest import read_manifest, verify
-from imagenet_fast.data.pipeline import distributed_dataset
-from imagenet_fast.data.prepare import prepare
-from imagenet_fast.data.sources import open_source
+from imagenet_fast.data.prepare.add_index import Added, add_index
+from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.sources import open_source
 
 IMAGES = 24  # One of them progressive, another one small.
 
@@ -193,7 +194,7 @@ def test_indexes_of_other_jpegs_are_reported_and_replaced(indexed, tmp_path, cap
 
 
 def test_interrupted_add_index_can_be_repeated(indexed, plain, monkeypatch):
-    from imagenet_fast.data import add_index as module
+    from imagenet_fast.data.prepare import add_index as module
 
     original = module.Path.replace
     moved = []

@@ -9,11 +9,10 @@ from PIL import Image
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data import metadata
-from imagenet_fast.data.manifest import read_manifest
+from imagenet_fast.data.manifest import JOURNAL, read_manifest
 from imagenet_fast.data.metadata import FILE, perceptual_hash, read_metadata
-from imagenet_fast.data.prepare import prepare
-from imagenet_fast.data.prepare_journal import JOURNAL
-from imagenet_fast.data.sources import open_source
+from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.sources import open_source
 
 
 def smooth(seed, size):

@@ -8,9 +8,9 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels
 
 from imagenet_fast import Config, UserError
-from imagenet_fast.data.augment import augment, draw_changes
+from imagenet_fast.data.augmentation.augment import augment, draw_changes
+from imagenet_fast.data.dataset import distributed_dataset, make_images_on_device
 from imagenet_fast.data.on_device import change, draw_in_groups, gather
-from imagenet_fast.data.pipeline import distributed_dataset, make_images_on_device
 
 IMAGES = 61
 BATCH = 12

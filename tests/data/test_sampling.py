@@ -16,9 +16,9 @@ from imagenet_fast.data.examples import LABEL, decode_example
 from imagenet_fast.data.info import SplitInfo, read_info
 from imagenet_fast.data.manifest import read_manifest, verify
 from imagenet_fast.data.order import part_of, training_order
-from imagenet_fast.data.prepare import prepare
+from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.sources.arrays import ArraySource
 from imagenet_fast.data.sampling import Sampling, class_shares, make_sampling
-from imagenet_fast.data.sources.arrays import ArraySource
 
 # Images of three classes, 1, 9 and 50, in mixed order.
 CLASSES = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [1, 9, 50])).astype(np.int32)

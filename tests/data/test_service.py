@@ -16,7 +16,7 @@ from server_processes import HOST, running_server
 from imagenet_fast import Config, UserError
 from imagenet_fast.base.addresses import free_port
 from imagenet_fast.data import service
-from imagenet_fast.data.pipeline import distributed_dataset
+from imagenet_fast.data.dataset import distributed_dataset
 from imagenet_fast.data.records import locate_records
 
 NUMBERS = 61
@@ -218,7 +218,7 @@ def test_missing_files_on_a_server_are_reported_at_once(tmp_path, servers):
 DETERMINISTIC_SCRIPT = """
     import sys
     from imagenet_fast import Config
-    from imagenet_fast.data.pipeline import distributed_dataset
+    from imagenet_fast.data.dataset import distributed_dataset
 
     config = Config(data_dir=sys.argv[1], image_size=8, batch_size=8, strategy="one_device")
     config = config.replace(deterministic=True, input_servers=sys.argv[2])

@@ -23,7 +23,7 @@ from imagenet_fast.distribute.exchange import wait_for_all
 from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.optimizers import SGD
-from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.step.classifier import Classifier
 
 STEPS = 6
 TIMEOUT = 120

@@ -23,7 +23,7 @@ from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.distribute.groups import group_key
 from imagenet_fast.layers import GroupedBatchNormalization, PixelNormalization
 from imagenet_fast.optimizers import SGD
-from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.step.classifier import Classifier
 
 REPLICAS = 4
 

@@ -23,8 +23,8 @@ from imagenet_fast import Config
 from imagenet_fast.optimizers.lookahead import Lookahead
 from imagenet_fast.optimizers.shadow_weights import ShadowWeights
 from imagenet_fast.optimizers.weight_average import WeightAverage
-from imagenet_fast.training.checkpoint import Checkpoints
-from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.checkpoints.checkpoint import Checkpoints
+from imagenet_fast.training.step.classifier import Classifier
 
 # What OwnedMultiDeviceIterator asks for by replica (multi_device_iterator_ops.py).
 ITERATOR = {

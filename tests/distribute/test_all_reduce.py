@@ -10,7 +10,7 @@ from imagenet_fast import Config, UserError, build_model
 from imagenet_fast.distribute.all_reduce import AllReduce, default_group_size, sum_along_both_axes
 from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.distribute.groups import columns, consecutive
-from imagenet_fast.training.build import build_all_reduce
+from imagenet_fast.training.build.model import build_all_reduce
 
 JOB = pathlib.Path(__file__).with_name("all_reduce_job.py")
 SMALL_MODEL = {

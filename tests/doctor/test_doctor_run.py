@@ -154,7 +154,7 @@ def test_a_check_that_raises(monkeypatch, error, told):
 
 
 def test_a_resize_that_cannot_be_compiled_is_slow(monkeypatch):
-    from imagenet_fast.data import resize_op
+    from imagenet_fast.data.jpeg import resize_op
 
     monkeypatch.setattr(resize_op, "load_ops", lambda source: _raise(OSError("no compiler"))(0))
     (found,) = worker.run_check("resize", Config())

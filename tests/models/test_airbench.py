@@ -23,7 +23,7 @@ from numpy_network import (
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.airbench import AIRBENCH_SIZES, IdentityFilters, airbench
-from imagenet_fast.training.fine_tune import freeze
+from imagenet_fast.training.build.fine_tune import freeze
 
 # Trainable parameters; those of 96 are counted by hand.
 COUNTS = {94: 1_971_352, 95: 4_604_440, 96: 9_915_416, "96_proxy": 146_112}

@@ -26,7 +26,7 @@ from numpy_network import (
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.resnet9 import CELU, POOL_ORDERS, resnet9
-from imagenet_fast.training.fine_tune import freeze
+from imagenet_fast.training.build.fine_tune import freeze
 
 # Page's network after all of the tricks that change it.
 TRICKS = {

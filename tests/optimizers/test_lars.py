@@ -15,7 +15,7 @@ from imagenet_fast.models import build
 from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.optimizers import LARS, GradualWarmup, StepDecay, variable_roles
 from imagenet_fast.optimizers.roles import Role
-from imagenet_fast.training.build import build_model
+from imagenet_fast.training.build.model import build_model
 
 STEPS = 50
 SHAPES = [(3, 4), (4,), (2, 3, 2), (1,), (5,)]

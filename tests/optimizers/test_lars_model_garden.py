@@ -21,7 +21,7 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast import models
-from imagenet_fast.benchmarks.optimizer.model_garden_worker import load_lars
+from imagenet_fast.lab.benchmarks.optimizer.model_garden_worker import load_lars
 from imagenet_fast.optimizers import LARS, Role, variable_roles
 
 STEPS = 50

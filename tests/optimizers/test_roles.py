@@ -4,8 +4,8 @@ import tf_keras as keras
 
 from imagenet_fast.config import Config
 from imagenet_fast.optimizers import Role, variable_roles
-from imagenet_fast.training.build import build_classifier
-from imagenet_fast.training.build_optimizer import build_optimizer
+from imagenet_fast.training.build.model import build_classifier
+from imagenet_fast.training.build.optimizer import build_optimizer
 
 W, B, SCALE, SHIFT = Role.WEIGHT, Role.BIAS, Role.SCALE, Role.SHIFT
 

@@ -1,4 +1,4 @@
-"""The schedules alone; tests/training/test_schedule.py has those of the recipes."""
+"""The schedules alone; tests/training/build/test_schedule.py has those of the recipes."""
 
 import math
 

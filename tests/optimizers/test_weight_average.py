@@ -8,8 +8,8 @@ from small_network import small_network
 
 from imagenet_fast import Config, build_model, export, make_dataset
 from imagenet_fast.optimizers import WeightAverage
-from imagenet_fast.training.checkpoint import Checkpoints, restore_weights
-from imagenet_fast.training.model_dir import claim_model_dir
+from imagenet_fast.training.checkpoints.checkpoint import Checkpoints, restore_weights
+from imagenet_fast.training.checkpoints.model_dir import claim_model_dir
 
 DIGITS = {
     "image_size": 16,

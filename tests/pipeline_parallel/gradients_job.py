@@ -16,7 +16,7 @@ import tf_keras as keras
 
 from imagenet_fast.layers import Dropout
 from imagenet_fast.layers.micro_batch import micro_batch
-from imagenet_fast.pipeline_parallel.model import GPipe
+from imagenet_fast.pipeline_parallel.gpipe import GPipe
 
 CPU = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(CPU, [tf.config.LogicalDeviceConfiguration()] * 4)

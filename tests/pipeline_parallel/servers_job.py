@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.pipeline_parallel.model import GPipe
+from imagenet_fast.pipeline_parallel.gpipe import GPipe
 from imagenet_fast.pipeline_parallel.placement import stage_devices
 
 IMAGES = np.random.default_rng(0).normal(size=(24, 8, 8, 3)).astype("float32")

@@ -10,8 +10,8 @@ from small_config import SMALL
 
 from imagenet_fast import UserError, models
 from imagenet_fast.base.notices import warn_once
-from imagenet_fast.pipeline_parallel.model import GPipe
-from imagenet_fast.planning.pipeline import plan_pipeline
+from imagenet_fast.lab.planning.pipeline import plan_pipeline
+from imagenet_fast.pipeline_parallel.gpipe import GPipe
 
 layers = keras.layers
 # Several names of the one device that a process has.
@@ -96,7 +96,7 @@ def test_no_number_of_micro_batches_makes_it_slow(monkeypatch, batch_size):
         counts.append((batch_size, micro_batches))
         return [1, 4]
 
-    monkeypatch.setattr("imagenet_fast.pipeline_parallel.model.balance_for", balance_for)
+    monkeypatch.setattr("imagenet_fast.pipeline_parallel.gpipe.balance_for", balance_for)
     model = GPipe(blocks(), DEVICES[:2], num_micro_batches=10**6, batch_size=batch_size)
     model.build_on(IMAGES[:0] if batch_size else tf.TensorSpec([None, 8, 8, 3]))
     assert counts == [(6, 6) if batch_size else (64 * 32, 64)]

@@ -9,15 +9,15 @@ import pytest
 import tf_keras as keras
 
 from imagenet_fast import UserError
-from imagenet_fast.cost_model.pipeline import (
+from imagenet_fast.pipeline_parallel.balance import balance_for, best_balance
+from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
+from imagenet_fast.pipeline_parallel.schedules import tasks
+from imagenet_fast.pipeline_parallel.simulation import (
     BlockCost,
     micro_batches_in_memory,
     simulate,
     stage_memory,
 )
-from imagenet_fast.pipeline_parallel.balance import balance_for, best_balance
-from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
-from imagenet_fast.pipeline_parallel.schedules import tasks
 
 
 def block(forward, backward, **sizes):

@@ -9,13 +9,13 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast import UserError, models
-from imagenet_fast.cost_model.pipeline import BlockCost
 from imagenet_fast.models.amoebanet import amoebanet_blocks
 from imagenet_fast.models.blocks import cut
 from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.pipeline_parallel import profile
 from imagenet_fast.pipeline_parallel.profile import estimate, measure
 from imagenet_fast.pipeline_parallel.programs import Programs
+from imagenet_fast.pipeline_parallel.simulation import BlockCost
 from imagenet_fast.pipeline_parallel.stage import Stage
 
 

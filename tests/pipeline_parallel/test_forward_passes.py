@@ -9,7 +9,7 @@ import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import Dropout
-from imagenet_fast.pipeline_parallel.model import GPipe
+from imagenet_fast.pipeline_parallel.gpipe import GPipe
 
 layers = keras.layers
 # Several names of the one device that a process has.

@@ -11,7 +11,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import Dropout
 from imagenet_fast.optimizers import LARS
 from imagenet_fast.optimizers.weight_average import WeightAverage
-from imagenet_fast.pipeline_parallel.model import GPipe
+from imagenet_fast.pipeline_parallel.gpipe import GPipe
 
 EXAMPLES, CLASSES = 50, 3
 RANDOM = np.random.default_rng(0)

@@ -8,8 +8,8 @@ from imagenet_fast import Config, build_model, make_dataset
 from imagenet_fast.data.examples import ENCODED, LABEL, decode_example
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.records import read_records
-from imagenet_fast.training.checkpoint import Checkpoints, restore_weights
-from imagenet_fast.training.model_dir import claim_model_dir
+from imagenet_fast.training.checkpoints.checkpoint import Checkpoints, restore_weights
+from imagenet_fast.training.checkpoints.model_dir import claim_model_dir
 
 
 @pytest.fixture(scope="session")

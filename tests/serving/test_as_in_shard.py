@@ -15,13 +15,13 @@ from imagenet_fast.data.images import to_grey_or_rgb
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.manifest import read_manifest
 from imagenet_fast.data.preparation import Preparation
-from imagenet_fast.data.prepare import prepare
+from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.sources import open_source
 from imagenet_fast.data.records import read_records
-from imagenet_fast.data.sources import open_source
 from imagenet_fast.serving.as_in_shard import as_in_shard
 from imagenet_fast.serving.predict import predict
 from imagenet_fast.serving.prepare import prepare_image
-from imagenet_fast.training.model_dir import read_preparation
+from imagenet_fast.training.checkpoints.model_dir import read_preparation
 
 _ORIENTATION = 0x0112
 # Arguments of ``prepare``.

@@ -20,9 +20,9 @@ from imagenet_fast.data.images import normalize_encoding
 from imagenet_fast.serving import export as exporting
 from imagenet_fast.serving.module import serving_module
 from imagenet_fast.serving.predict import predict
-from imagenet_fast.training.checkpoint import Checkpoints
-from imagenet_fast.training.classifier import Classifier
-from imagenet_fast.training.model_dir import claim_model_dir
+from imagenet_fast.training.checkpoints.checkpoint import Checkpoints
+from imagenet_fast.training.checkpoints.model_dir import claim_model_dir
+from imagenet_fast.training.step.classifier import Classifier
 
 
 @pytest.fixture(scope="module")

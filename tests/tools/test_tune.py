@@ -16,7 +16,7 @@ import pytest
 
 from imagenet_fast import Config, UserError
 from imagenet_fast.base.durations import Duration
-from imagenet_fast.training.metrics_file import read_rows
+from imagenet_fast.training.logs.metrics_file import read_rows
 
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))

@@ -13,12 +13,12 @@ import tf_keras as keras
 
 from imagenet_fast import Config, build_model, make_dataset, make_strategy
 from imagenet_fast.data.info import read_info
-from imagenet_fast.data.pipeline import evaluation_steps
+from imagenet_fast.data.steps import evaluation_steps
 from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.optimizers.weight_average import WeightAverage
-from imagenet_fast.training.build_optimizer import build_optimizer
-from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.build.optimizer import build_optimizer
+from imagenet_fast.training.step.classifier import Classifier
 
 STEPS = 20
 BATCH_NORM_STEPS = 2

@@ -10,8 +10,9 @@ import numpy as np
 from equivalence_job import build_small, train
 
 from imagenet_fast import Config, make_dataset
+from imagenet_fast.data.dataset import make_images_on_device
 from imagenet_fast.data.info import read_info
-from imagenet_fast.data.pipeline import evaluation_steps, make_images_on_device
+from imagenet_fast.data.steps import evaluation_steps
 from imagenet_fast.distribute.workers import is_chief
 
 STEPS = 12

@@ -12,7 +12,7 @@ import tf_keras as keras
 from imagenet_fast import Config, UserError, build_model
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.layers import GroupedBatchNormalization
-from imagenet_fast.training.build import build_classifier
+from imagenet_fast.training.build.model import build_classifier
 
 JOB = pathlib.Path(__file__).with_name("batch_norm_groups_job.py")
 OPTIONS = {

@@ -8,7 +8,7 @@ import pytest
 from imagenet_fast import build_model
 from imagenet_fast.config import Config
 from imagenet_fast.optimizers import SGD, Muon, Role, variable_roles
-from imagenet_fast.training.schedule import build_schedule
+from imagenet_fast.training.build.schedule import build_schedule
 
 FLAGS = pathlib.Path(__file__).parents[2] / "imagenet_fast" / "flags"
 IMAGES = 50_000
@@ -143,7 +143,8 @@ SOURCES = {
 def test_optimizers_with_muon(name, monkeypatch):
     # Synthetic data have an epoch of another length.
     monkeypatch.setattr(
-        "imagenet_fast.training.build.steps_per_epoch", lambda info, config: steps_per_epoch(config)
+        "imagenet_fast.training.build.model.steps_per_epoch",
+        lambda info, config: steps_per_epoch(config),
     )
     batch, momentum, of_filters, of_biases, of_head, decay, bias_steps, *filters = SOURCES[name]
     model = made(name)

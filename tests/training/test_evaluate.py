@@ -11,12 +11,12 @@ import tensorflow as tf
 from small_network import small_network
 
 from imagenet_fast import Config, UserError, build_model, commands, evaluate, export, make_dataset
-from imagenet_fast.data.prepare import prepare
-from imagenet_fast.data.sources import open_source
-from imagenet_fast.data.sources.arrays import ArraySource
+from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.sources import open_source
+from imagenet_fast.data.prepare.sources.arrays import ArraySource
 from imagenet_fast.training import evaluate as evaluation
-from imagenet_fast.training.checkpoint import Checkpoints
-from imagenet_fast.training.model_dir import claim_model_dir
+from imagenet_fast.training.checkpoints.checkpoint import Checkpoints
+from imagenet_fast.training.checkpoints.model_dir import claim_model_dir
 
 
 @pytest.fixture(scope="module")

@@ -20,18 +20,18 @@ import tf_keras as keras
 
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.config import Config
-from imagenet_fast.data.augment import augment, draw_changes
-from imagenet_fast.data.crop_boxes import evaluation_crop_boxes, training_crop_boxes
+from imagenet_fast.data.augmentation.augment import augment, draw_changes
+from imagenet_fast.data.augmentation.crop_boxes import evaluation_crop_boxes, training_crop_boxes
 from imagenet_fast.data.decode import resize
-from imagenet_fast.data.pipeline import training_image_size
+from imagenet_fast.data.steps import training_image_size
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.models.options import ModelOptions
 from imagenet_fast.recipes import find_recipe
-from imagenet_fast.training.build import build_classifier, precision_policy
-from imagenet_fast.training.build_network import build_network
-from imagenet_fast.training.build_optimizer import build_optimizer
-from imagenet_fast.training.losses import image_losses
-from imagenet_fast.training.schedule import build_schedule, total_steps
+from imagenet_fast.training.build.model import build_classifier, precision_policy
+from imagenet_fast.training.build.network import build_network
+from imagenet_fast.training.build.optimizer import build_optimizer
+from imagenet_fast.training.build.schedule import build_schedule, total_steps
+from imagenet_fast.training.step.losses import image_losses
 
 IMAGES = 1_281_167
 CIFAR10_IMAGES = 50_000

@@ -15,7 +15,7 @@ from imagenet_fast.base.option import option_text
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import build_custom, name_of, random_generators
-from imagenet_fast.training.checkpoint import restore_weights
+from imagenet_fast.training.checkpoints.checkpoint import restore_weights
 
 STEPS = 4
 

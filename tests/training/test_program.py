@@ -14,7 +14,7 @@ from small_network import small_network
 
 from imagenet_fast import Config, UserError, build_model, make_dataset, train
 from imagenet_fast.training import program as programs
-from imagenet_fast.training.metrics_file import read_rows
+from imagenet_fast.training.logs.metrics_file import read_rows
 from imagenet_fast.training.options import RunOptions
 from imagenet_fast.training.program import Program
 

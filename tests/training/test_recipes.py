@@ -14,10 +14,10 @@ import tf_keras as keras
 
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.config import Config
-from imagenet_fast.data.pipeline import training_image_size
+from imagenet_fast.data.steps import training_image_size
 from imagenet_fast.optimizers import LARS
 from imagenet_fast.optimizers.batch_tables import values_for_batch
-from imagenet_fast.training.schedule import build_schedule
+from imagenet_fast.training.build.schedule import build_schedule
 
 ROOT = pathlib.Path(__file__).parents[2]
 PATHS = sorted((ROOT / "imagenet_fast" / "flags").glob("*.flags"))

@@ -23,10 +23,10 @@ from small_network import small_network
 from imagenet_fast import Config, UserError, evaluate, train
 from imagenet_fast.data.info import read_info
 from imagenet_fast.distribute import consistency
-from imagenet_fast.training.metrics_file import read_rows
-from imagenet_fast.training.mlperf_log import read_lines
+from imagenet_fast.training.logs.metrics_file import read_rows
+from imagenet_fast.training.logs.mlperf import read_lines
+from imagenet_fast.training.logs.trackers import RowLogger
 from imagenet_fast.training.report.saved_images import load_error_analysis, load_inputs
-from imagenet_fast.training.trackers import RowLogger
 
 ROOT = pathlib.Path(__file__).parents[2]
 OPTIONS = {

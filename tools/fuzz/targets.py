@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 
 from imagenet_fast.config import Config
-from imagenet_fast.data import manifest, metadata, prepare_journal, prepare_plan, records
+from imagenet_fast.data import manifest, metadata, records
 from imagenet_fast.data.examples import decode_example, encode_example
 from imagenet_fast.data.manifest import Manifest, Shard, Skipped, Split
-from imagenet_fast.data.sources import ListedFile, open_source
+from imagenet_fast.data.prepare import journal as prepare_journal
+from imagenet_fast.data.prepare import plan as prepare_plan
+from imagenet_fast.data.prepare.sources import ListedFile, open_source
 from imagenet_fast.training import run_config
 
 _LABELS = ("cat", "dog", "grey wolf")
@@ -177,14 +179,14 @@ def _metrics(folder: pathlib.Path) -> list[bytes]:
 
 
 def _read_metrics(folder: pathlib.Path, data: bytes) -> None:
-    from imagenet_fast.training.metrics_file import METRICS_FILE, best_evaluation, read_rows
+    from imagenet_fast.training.logs.metrics_file import METRICS_FILE, best_evaluation, read_rows
 
     (folder / METRICS_FILE).write_bytes(data)
     best_evaluation(read_rows(str(folder)))
 
 
 def _checkpoint_lists(folder: pathlib.Path) -> list[bytes]:
-    from imagenet_fast.training.model_dir import record_steps
+    from imagenet_fast.training.checkpoints.model_dir import record_steps
 
     (folder / "ckpt-20.index").touch()
     record_steps(folder, [10, 20])
@@ -192,7 +194,7 @@ def _checkpoint_lists(folder: pathlib.Path) -> list[bytes]:
 
 
 def _read_checkpoint_list(folder: pathlib.Path, data: bytes) -> None:
-    from imagenet_fast.training.model_dir import checkpoint_steps
+    from imagenet_fast.training.checkpoints.model_dir import checkpoint_steps
 
     (folder / "checkpoint").write_bytes(data)
     checkpoint_steps(folder)
@@ -246,7 +248,7 @@ def _indexes(folder: pathlib.Path) -> list[bytes]:
 def _read_index(folder: pathlib.Path, data: bytes) -> None:
     import tensorflow as tf
 
-    from imagenet_fast.training.damaged_checkpoints import damage_of
+    from imagenet_fast.training.checkpoints.damaged import damage_of
 
     (folder / "ckpt.index").write_bytes(data)
     if damage_of(str(folder / "ckpt")) is None:

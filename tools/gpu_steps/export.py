@@ -22,7 +22,7 @@ from steps import COMPARED, GPU, STEPS, small
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.quiet import import_tensorflow
-from imagenet_fast.xla_compile.compiler import Compiler, require_packages, start_compiler
+from imagenet_fast.lab.xla_compile.compiler import Compiler, require_packages, start_compiler
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -58,9 +58,9 @@ def main(arguments: Sequence[str]) -> int:
 def lowered(config: Config, path: pathlib.Path) -> dict[str, Any]:
     """Writes the module of a training step and returns its description."""
     from imagenet_fast.distribute.virtual import VirtualGPUStrategy
-    from imagenet_fast.training.build import build_model
-    from imagenet_fast.xla_compile.gpus import gpu_topology
-    from imagenet_fast.xla_compile.lower import lower_step
+    from imagenet_fast.lab.xla_compile.gpus import gpu_topology
+    from imagenet_fast.lab.xla_compile.lower import lower_step
+    from imagenet_fast.training.build.model import build_model
 
     topology = gpu_topology(GPU)
     assert topology is not None

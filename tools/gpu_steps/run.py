@@ -25,7 +25,7 @@ os.environ.setdefault("JAX_ENABLE_X64", "1")
 import jax
 import numpy as np
 
-from imagenet_fast.xla_compile.executable import (
+from imagenet_fast.lab.xla_compile.executable import (
     compile_module,
     execute,
     joined,

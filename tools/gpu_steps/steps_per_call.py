@@ -29,11 +29,11 @@ class Steps:
     """A recipe's training steps on one device, from the initial weights each time."""
 
     def __init__(self, config: Config) -> None:
-        from imagenet_fast.data.pipeline import distributed_dataset
+        from imagenet_fast.data.dataset import distributed_dataset
         from imagenet_fast.distribute.strategy import make_strategy
-        from imagenet_fast.training.build import build_model
+        from imagenet_fast.lab.xla_compile.lower import variables_of
+        from imagenet_fast.training.build.model import build_model
         from imagenet_fast.training.program import Program
-        from imagenet_fast.xla_compile.lower import variables_of
 
         strategy = make_strategy(config)
         if strategy.num_replicas_in_sync > 1:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from imagenet_fast.base.files import write_results
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.plotting import COLORS, PLOT_STYLE, svg
-from imagenet_fast.benchmarks.report import aligned
+from imagenet_fast.lab.benchmarks.report import aligned
 from tuning.plan import Choices, Plan, Searched
 from tuning.study import COARSE, COMPLETE, DIVERGED, FINE, PRUNED, Outcome, best_of, ranked
 

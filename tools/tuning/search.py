@@ -21,7 +21,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.option import option_text
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
-from imagenet_fast.data.pipeline import steps_per_epoch
+from imagenet_fast.data.steps import steps_per_epoch
 from imagenet_fast.training.train import train
 from tuning import results
 from tuning.plan import Plan

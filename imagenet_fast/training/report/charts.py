@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from imagenet_fast.base.plotting import FILE_STYLE, PAGE_STYLE, SENTINELS, page_svg, svg
-from imagenet_fast.training.metrics_file import Row
+from imagenet_fast.training.logs.metrics_file import Row
 from imagenet_fast.training.report import formats
 from imagenet_fast.training.report.formats import is_number
 

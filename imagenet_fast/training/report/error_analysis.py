@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from imagenet_fast.data.dataset import distributed_dataset
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.options import InputOptions
-from imagenet_fast.data.pipeline import distributed_dataset, evaluation_steps
+from imagenet_fast.data.steps import evaluation_steps
 from imagenet_fast.distribute.exchange import rows_of_all_workers, sum_over_workers
 from imagenet_fast.distribute.workers import worker_place
-from imagenet_fast.training.classifier import Classifier
-from imagenet_fast.training.losses import class_probabilities, image_losses
-from imagenet_fast.training.recorder import check_evaluated
+from imagenet_fast.training.logs.recorder import check_evaluated
+from imagenet_fast.training.step.classifier import Classifier
+from imagenet_fast.training.step.losses import class_probabilities, image_losses
 
 _MISTAKES = 24
 

@@ -8,18 +8,14 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.data.batches import training_batches
+from imagenet_fast.data.dataset import thread_count, with_threads
 from imagenet_fast.data.info import DatasetInfo
+from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
 from imagenet_fast.data.options import InputOptions
 from imagenet_fast.data.order import part_of, training_order
-from imagenet_fast.data.pipeline import (
-    steps_per_epoch,
-    thread_count,
-    training_image_size,
-    with_threads,
-)
-from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.data.shards import shard_reader
-from imagenet_fast.training.mix import Mixer
+from imagenet_fast.data.steps import steps_per_epoch, training_image_size
+from imagenet_fast.training.step.mix import Mixer
 
 _IMAGES = 32
 # Enough to mix classes of unshuffled shards; training's buffer may take minutes to fill.

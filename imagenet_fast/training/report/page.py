@@ -15,7 +15,7 @@ from imagenet_fast.base.paths import to_path
 from imagenet_fast.config import Config, option_names
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.recipes import find_recipe, read_header
-from imagenet_fast.training.metrics_file import Row, read_rows
+from imagenet_fast.training.logs.metrics_file import Row, read_rows
 from imagenet_fast.training.report import formats, page_images
 from imagenet_fast.training.report.charts import run_charts
 from imagenet_fast.training.report.class_metrics import class_metrics, mean_metrics

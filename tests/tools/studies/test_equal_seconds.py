@@ -11,7 +11,7 @@ import pytest
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
-from imagenet_fast.data.sources.arrays import ArraySource
+from imagenet_fast.data.prepare.sources.arrays import ArraySource
 
 ROOT = pathlib.Path(__file__).parents[3]
 STUDIES = ROOT / "tools" / "studies"

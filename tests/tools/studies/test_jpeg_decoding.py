@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image, JpegImagePlugin
 
-from imagenet_fast.benchmarks.decode import VARIANTS
 from imagenet_fast.data.manifest import read_manifest
+from imagenet_fast.lab.benchmarks.decode import VARIANTS
 
 ROOT = pathlib.Path(__file__).parents[3]
 STUDY = ROOT / "tools" / "studies" / "jpeg_decoding"

@@ -10,8 +10,8 @@ import tensorflow as tf
 from confusion_entries import entries
 
 from imagenet_fast import Config, build_model
+from imagenet_fast.data.dataset import distributed_dataset
 from imagenet_fast.data.info import read_info
-from imagenet_fast.data.pipeline import distributed_dataset
 from imagenet_fast.training.report import error_analysis
 from imagenet_fast.training.report.error_analysis import analyze_errors
 

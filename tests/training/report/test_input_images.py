@@ -6,11 +6,11 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast import Config
+from imagenet_fast.data.dataset import make_dataset
 from imagenet_fast.data.info import read_info
-from imagenet_fast.data.pipeline import make_dataset
-from imagenet_fast.training.mix import Mixer
 from imagenet_fast.training.report import input_images
 from imagenet_fast.training.report.input_images import make_input_images
+from imagenet_fast.training.step.mix import Mixer
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +62,8 @@ def test_input_images_fill_no_cache(config, plain, cache, monkeypatch):
     def fill(*arguments):
         raise AssertionError
 
-    monkeypatch.setattr("imagenet_fast.data.pipeline.records_from_memory", fill)
-    monkeypatch.setattr("imagenet_fast.data.pipeline.batches_from_memory", fill)
+    monkeypatch.setattr("imagenet_fast.data.dataset.records_from_memory", fill)
+    monkeypatch.setattr("imagenet_fast.data.dataset.batches_from_memory", fill)
     cached = make_input_images(config.replace(cache=cache), read_info(config), None, step=0)
     np.testing.assert_array_equal(cached.images, plain.images)
 

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from confusion_entries import entries
 
+from imagenet_fast.training.logs.tensorboard import TensorBoard
 from imagenet_fast.training.report.error_analysis import ErrorAnalysis
 from imagenet_fast.training.report.input_images import InputImages
 from imagenet_fast.training.report.saved_images import (
@@ -16,7 +17,6 @@ from imagenet_fast.training.report.saved_images import (
     save_error_analysis,
     save_inputs,
 )
-from imagenet_fast.training.tensorboard import TensorBoard
 
 LABELS = ["cat", "dog|hound"]
 

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.data.prepare import prepare
-from imagenet_fast.data.sources import Source, open_source
-from imagenet_fast.data.sources.arrays import ArraySource
-from imagenet_fast.data.sources.holdout import hold_out
+from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.sources import Source, open_source
+from imagenet_fast.data.prepare.sources.arrays import ArraySource
+from imagenet_fast.data.prepare.sources.holdout import hold_out
 
 _FRACTION, _SEED, _SIZE = 0.1, 0, 32
 

@@ -7,8 +7,8 @@ import pathlib
 from study.settings import Experiment, Setting
 
 from imagenet_fast.base.durations import Duration
-from imagenet_fast.benchmarks.decode import VARIANTS
 from imagenet_fast.config import Config
+from imagenet_fast.lab.benchmarks.decode import VARIANTS
 from jpeg_decoding.jpegs import BRIGHTNESS, COLOUR, DRAWINGS
 
 _BASE = pathlib.Path(__file__).parents[1] / "large_batch" / "base.flags"

@@ -19,8 +19,8 @@ import numpy as np
 from PIL import Image
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.data.prepare import prepare
-from imagenet_fast.data.sources import Item, Source, open_source
+from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.sources import Item, Source, open_source
 
 BRIGHTNESS, COLOUR = "brightness", "colour"
 DRAWINGS = (BRIGHTNESS, COLOUR)

@@ -12,7 +12,7 @@ from study.settings import Experiment
 from study.style import COLORS, drawn
 
 from imagenet_fast.base.files import write_results
-from imagenet_fast.benchmarks.decode import VARIANTS
+from imagenet_fast.lab.benchmarks.decode import VARIANTS
 from jpeg_decoding.experiments import EXPERIMENTS
 
 PAGE, PART, PICTURE = "input_pipeline.md", "jpeg_decoding", "options.svg"

@@ -9,10 +9,10 @@ from study import training
 from study.settings import Setting
 from study.training import Prepared, Result
 
-from imagenet_fast.benchmarks.decode import VARIANTS
 from imagenet_fast.config import Config
-from imagenet_fast.data.pipeline import make_dataset
-from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.data.dataset import make_dataset
+from imagenet_fast.lab.benchmarks.decode import VARIANTS
+from imagenet_fast.training.step.classifier import Classifier
 from jpeg_decoding.jpegs import DRAWINGS
 
 _DEFAULTS = {

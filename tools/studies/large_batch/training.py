@@ -10,9 +10,9 @@ from study import training
 from study.settings import Setting
 from study.training import Prepared, Result
 
-from imagenet_fast.data.pipeline import make_dataset
+from imagenet_fast.data.dataset import make_dataset
 from imagenet_fast.models import network_of
-from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.step.classifier import Classifier
 from large_batch.experiments import HALF_PRECISION_LARS, POOL5
 from large_batch.half_precision import HalfPrecisionLARS
 

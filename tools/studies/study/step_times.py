@@ -8,12 +8,12 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from imagenet_fast.benchmarks.timing import Spread, time_interleaved
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.quiet import import_tensorflow
+from imagenet_fast.lab.benchmarks.timing import Spread, time_interleaved
 
 if TYPE_CHECKING:
-    from imagenet_fast.training.classifier import Classifier
+    from imagenet_fast.training.step.classifier import Classifier
 
 FILE = "step_times.json"
 # The clocks, as keys of the file.
@@ -52,9 +52,9 @@ def measure(
       UserError: if the data cannot be used.
     """
     import_tensorflow()
-    from imagenet_fast.benchmarks.step import on_new_iterators
-    from imagenet_fast.data.pipeline import distributed_dataset
-    from imagenet_fast.training.build import build_model
+    from imagenet_fast.data.dataset import distributed_dataset
+    from imagenet_fast.lab.benchmarks.step import on_new_iterators
+    from imagenet_fast.training.build.model import build_model
 
     models = [build_model(config.replace(data_dir=data_dir)) for config in configs.values()]
     calls = [

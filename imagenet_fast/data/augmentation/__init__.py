@@ -1,0 +1,1 @@
+"""Random crops, flips and colors of training images."""

@@ -1,0 +1,418 @@
+"""The input pipeline: tf.data datasets of batches of uint8 images, in a reproducible order.
+
+Training reads records in the order of ``order.py`` and converts them as ``batches.py`` describes.
+Both are functions of (seed, epoch, step), so resuming needs no saved state.
+
+A batch is ``(images, labels, weights)``: uint8 [batch, size, size, 3], int32 [batch] and float32
+[batch]. The weight is 1, or 0 for placeholders of unreadable images, which keep shapes and
+positions the same. The label -1 marks padding, which only evaluation has.
+
+With ``data_on_device``, devices make their batches themselves, and this dataset only yields
+``{"step": ...}``, int64, the number of the training or evaluation step.
+
+Pipelines that run in other processes, on the hosts of a TPU slice or on input servers, cannot call
+Python: their batches are the same, but unreadable images are not listed in a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from imagenet_fast.base.cores import cpu_cores
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.notices import warn_once
+from imagenet_fast.base.paths import to_path
+from imagenet_fast.data.bad_images import BadImages, list_bad_images
+from imagenet_fast.data.batches import PADDING, evaluation_batches, training_batches, unreadable
+from imagenet_fast.data.cache import (
+    batches_from_memory,
+    copy_shards,
+    read_indices,
+    records_from_memory,
+)
+from imagenet_fast.data.decode import resize
+from imagenet_fast.data.info import DatasetInfo, read_info
+from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
+from imagenet_fast.data.malloc import keep_freed_memory
+from imagenet_fast.data.on_device import ImagesOnDevice, TrainingImages, ValidationImages
+from imagenet_fast.data.options import DataOptions, InputOptions
+from imagenet_fast.data.order import SplitPart, part_of, training_order
+from imagenet_fast.data.sampling import make_sampling
+from imagenet_fast.data.service import (
+    batches_from_servers,
+    can_watch,
+    check_servers,
+    servers_of,
+)
+from imagenet_fast.data.shards import ReadShard, shard_reader
+from imagenet_fast.data.steps import (
+    evaluation_batch_size,
+    evaluation_steps,
+    steps_per_epoch,
+    training_image_size,
+)
+from imagenet_fast.distribute.strategy import (
+    devices_of,
+    make_strategy,
+    per_replica_batch_size,
+)
+from imagenet_fast.distribute.workers import is_chief
+
+# Makes a host's pipeline.
+_Pipeline = Callable[[tf.distribute.InputContext], tf.data.Dataset]
+
+# Prefetched for each replica.
+_BATCHES_AHEAD = 2
+
+
+# There is nothing to convert, and AutoGraph's search would take longer than tracing.
+@tf.autograph.experimental.do_not_convert
+def make_dataset(
+    config: InputOptions, split: str, first_step: int = 0
+) -> tf.data.Dataset | tf.distribute.DistributedDataset:
+    """Returns the batches of a split, for ``fit`` or ``evaluate`` of any Keras model.
+
+    On one device this is a ``tf.data.Dataset``. Its length is that of an epoch: each iteration over
+    ``train`` is the next epoch, ``validation`` and ``test`` have each readable image once, and
+    their last batch may be smaller. Labels are class numbers, as for
+    ``SparseCategoricalCrossentropy``; ``dataset.map`` can change them.
+
+    On several devices, or with ``data_on_device``, it is that of
+    :func:`~imagenet_fast.data.dataset.distributed_dataset`, for models of
+    :func:`imagenet_fast.build_model`.
+
+    Args:
+      config: Options of the data set and the input pipeline.
+      split: ``train``, ``validation`` or ``test``.
+      first_step: The training step of the first batch. With ``train_sizes`` or ``size_ramp``, all
+        batches have the image size of this step.
+
+    Raises:
+      UserError: if there is no such split, the data cannot be used, an input server is unavailable,
+        or an option needs Python in a pipeline that runs in another process.
+    """
+    strategy = make_strategy(config)
+    if config.data_on_device or not _is_one_device(strategy):
+        return distributed_dataset(config, split, first_step)
+    batches, steps = _batches(config, split, first_step, strategy)
+    pipeline = batches(tf.distribute.InputContext(num_replicas_in_sync=1))
+    if split == "train":
+        # Continued by each iteration: Keras makes a new iterator for each epoch.
+        stream = iter(pipeline)
+        dataset = tf.data.Dataset.range(steps).map(lambda _: stream.get_next())
+    else:
+        dataset = pipeline.map(_without_placeholders)
+    # For Classifier, which counts placeholders and takes any number of steps.
+    dataset.distributed = _distributed(lambda _: pipeline, split, steps, strategy)
+    return dataset
+
+
+@tf.autograph.experimental.do_not_convert
+def distributed_dataset(
+    config: InputOptions, split: str, first_step: int = 0
+) -> tf.distribute.DistributedDataset:
+    """Returns the batches of a split for all replicas of the strategy.
+
+    Args:
+      config: Options of the data set and the input pipeline.
+      split: ``train`` repeats forever; ``validation`` and ``test`` have each image once, padded to
+        full batches, and the result's ``evaluation_steps`` is their number.
+      first_step: As for :func:`imagenet_fast.make_dataset`.
+
+    Raises:
+      UserError: as :func:`imagenet_fast.make_dataset`.
+    """
+    strategy = make_strategy(config)
+    batches, steps = _batches(config, split, first_step, strategy)
+    return _distributed(batches, split, steps, strategy)
+
+
+def _distributed(
+    batches: _Pipeline, split: str, steps: int, strategy: tf.distribute.Strategy
+) -> tf.distribute.DistributedDataset:
+    dataset = strategy.distribute_datasets_from_function(batches)
+    if split != "train":
+        # For Classifier.evaluate: a distributed dataset does not report its cardinality.
+        dataset.evaluation_steps = steps
+    return dataset
+
+
+def _is_one_device(strategy: tf.distribute.Strategy) -> bool:
+    return isinstance(strategy, tf.distribute.OneDeviceStrategy)
+
+
+def _batches(
+    config: InputOptions, split: str, first_step: int, strategy: tf.distribute.Strategy
+) -> tuple[_Pipeline, int]:
+    """Returns the function that makes each host's pipeline, and the steps of an epoch."""
+    info = read_info(config)
+    if split not in info.splits:
+        raise UserError(f"{info.name} has no {split} split, only {', '.join(info.splits)}")
+    if config.data_on_device and split == "test":
+        raise UserError(
+            "data_on_device supports training and validation only: read the test split without "
+            "it, as `imagenet-fast evaluate --split=test` does"
+        )
+    here = _runs_here(strategy)
+    keep_freed_memory()
+    config = with_resize_kernel(config) if here else _for_tpu_hosts(config)
+    if not config.synthetic and not config.data_on_device:
+        _check_without_python(config, split, here)
+    if split == "train":
+        steps = steps_per_epoch(info, config)
+        config = config.with_image_size(training_image_size(config, first_step, steps))
+    else:
+        steps = evaluation_steps(info, config, strategy, split)
+        config = config.for_evaluation()
+
+    def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        replicas = strategy.num_replicas_in_sync // context.num_input_pipelines
+        if config.synthetic:
+            dataset = _synthetic(config, per_replica_batch_size(config, strategy))
+        elif config.data_on_device and split == "train":
+            dataset = _step_numbers(replicas, first_step)
+        elif config.data_on_device:
+            dataset = _step_numbers(replicas, 0).take(steps * replicas)
+        elif split == "train":
+            size = per_replica_batch_size(config, strategy)
+            dataset = _training_batches(
+                info, config, context, size, size * replicas, first_step, here
+            )
+        else:
+            size = evaluation_batch_size(config, strategy, info.splits[split].examples)
+            dataset = _evaluation_batches(info, config, context, size, split, here)
+            dataset = dataset.take(steps * replicas)
+        sharding = tf.data.Options()
+        # Each worker reads only its part already.
+        sharding.experimental_distribute.auto_shard_policy = (
+            tf.data.experimental.AutoShardPolicy.OFF
+        )
+        dataset = dataset.prefetch(_BATCHES_AHEAD * replicas).with_options(sharding)
+        return with_threads(dataset, thread_count(config))
+
+    return batches, steps
+
+
+def _without_placeholders(
+    images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
+) -> tuple[tf.Tensor, ...]:
+    """Removes padding and unreadable images, unless a batch has nothing else."""
+    keep = weights > 0
+    some = tf.reduce_any(keep) & ~tf.reduce_all(keep)
+    batch = (images, labels, weights)
+    return tf.cond(
+        some, lambda: tuple(tf.boolean_mask(part, keep) for part in batch), lambda: batch
+    )
+
+
+@tf.autograph.experimental.do_not_convert
+def make_images_on_device(options: InputOptions, split: str) -> ImagesOnDevice:
+    """Returns the images of a split in the devices' memory, for ``data_on_device``.
+
+    Call it outside of the strategy's scope.
+
+    Args:
+      options: Options of the data set and the input pipeline.
+      split: ``train`` or ``validation``.
+
+    Raises:
+      UserError: if the data cannot be used.
+    """
+    keep_freed_memory()
+    info, strategy = read_info(options), make_strategy(options)
+    kind: type[ImagesOnDevice] = TrainingImages
+    if split == "train":
+        batch_size = per_replica_batch_size(options, strategy)
+    else:
+        kind, options = ValidationImages, options.for_evaluation()
+        batch_size = evaluation_batch_size(options, strategy, info.splits[split].examples)
+    return kind(
+        info,
+        split,
+        with_resize_kernel(options),
+        batch_size=batch_size,
+        strategy=strategy,
+        threads=thread_count(options),
+        # All hosts read the same images.
+        bad_images=list_bad_images(options, info, split, 0) if is_chief(strategy) else None,
+    )
+
+
+def _runs_here(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether the input pipelines run in this process.
+
+    With a TPU slice, the pipelines' graphs are sent to its hosts.
+    """
+    if not isinstance(strategy, tf.distribute.TPUStrategy):
+        return True
+    devices = map(tf.DeviceSpec.from_string, devices_of(strategy))
+    return all(device.job == "localhost" for device in devices)
+
+
+def _for_tpu_hosts(options: InputOptions) -> InputOptions:
+    """Returns the options with ``resize_kernel=tensorflow``, the only one on a TPU slice's hosts.
+
+    Raises:
+      UserError: if ``resize_kernel`` is ``native``.
+    """
+    if options.resize_kernel == "native":
+        raise UserError(
+            "resize_kernel=native is unavailable on the hosts of a TPU slice: use "
+            "--resize_kernel=auto or tensorflow"
+        )
+    return options.replace(resize_kernel="tensorflow")
+
+
+def _check_without_python(options: DataOptions, split: str, here: bool) -> None:
+    """Checks the options if pipelines run in other processes, and warns of the difference.
+
+    Raises:
+      UserError: if an option caches data in this process, where the pipelines cannot use it.
+    """
+    served = split == "train" and bool(options.input_servers)
+    if here and not served:
+        return
+    where = "input servers" if served else "the hosts of the TPU slice"
+    caches = {"cache": options.cache != "none", "cache_dir": bool(options.cache_dir)}
+    for name, given in caches.items():
+        if given and split == "train":
+            raise UserError(
+                f"{name}={getattr(options, name)} caches training images in the process that "
+                f"trains, but they are read on {where}: remove it"
+            )
+    warn_once(
+        f"{split} images are read on {where}, without Python: unreadable ones are counted, but not "
+        "listed; `imagenet-fast prepare --verify` names damaged records"
+    )
+
+
+def thread_count(options: DataOptions) -> int:
+    """Returns the number of threads that read and decode in each process."""
+    return options.data_threads or cpu_cores()
+
+
+def with_threads(dataset: tf.data.Dataset, threads: int) -> tf.data.Dataset:
+    """Returns the dataset with a private thread pool and without autotuning."""
+    threading = tf.data.Options()
+    threading.threading.private_threadpool_size = threads
+    # There is nothing to tune, and deleting an iterator could wait half a minute for the tuner.
+    threading.autotune.enabled = False
+    return dataset.with_options(threading)
+
+
+def _training_batches(
+    info: DatasetInfo,
+    options: DataOptions,
+    context: tf.distribute.InputContext,
+    batch_size: int,
+    pipeline_batch_size: int,
+    first_step: int,
+    here: bool,
+) -> tf.data.Dataset:
+    with_python = here and not options.input_servers
+    part, bad_images = _part(info, options, context, "train", with_python)
+    threads = thread_count(options)
+    if options.cache_dir:
+        part = copy_shards(part, options.cache_dir)
+    order = training_order(
+        part,
+        _shard_reader(part, options, with_python) if options.cache == "none" else read_indices,
+        options,
+        batch_size=batch_size,
+        images_per_step=pipeline_batch_size,
+        steps_per_epoch=steps_per_epoch(info, options),
+        first_step=first_step,
+        threads=threads,
+        sampling=make_sampling(options, info),
+    )
+    if options.cache == "decoded":
+        dataset = batches_from_memory(order, part, options, threads, bad_images)
+    else:
+        if options.cache == "encoded":
+            order = records_from_memory(order, part, options, threads)
+
+        def make(order: tf.data.Dataset) -> tf.data.Dataset:
+            return training_batches(order, info, options, threads, bad_images, with_python)
+
+        if options.input_servers:
+            servers = servers_of(
+                options.input_servers, context.num_input_pipelines, context.input_pipeline_id
+            )
+            check_servers(servers, functools.partial(_trial, part.paths[0], options))
+            watched = here and can_watch()
+            if not watched:
+                warn_once("unavailable input servers will not be noticed: training will wait")
+            dataset = batches_from_servers(
+                order, lambda order: with_threads(make(order), threads), servers, watched
+            )
+        else:
+            dataset = make(order)
+    # With infinite cardinality, Keras and tf.distribute do not ask all workers for the end of data.
+    return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+
+
+def _shard_reader(part: SplitPart, options: DataOptions, here: bool) -> ReadShard:
+    """Returns the reader of shards for the process that runs a pipeline: this one, or others."""
+    return shard_reader(part.paths, None if here else options.resize_kernel == "native")
+
+
+def _part(
+    info: DatasetInfo,
+    options: DataOptions,
+    context: tf.distribute.InputContext,
+    split: str,
+    with_python: bool,
+) -> tuple[SplitPart, BadImages | None]:
+    """Returns the part of a split that a pipeline reads, and its list of unreadable images."""
+    pipelines, pipeline = context.num_input_pipelines, context.input_pipeline_id
+    part = part_of(info.splits[split], options, pipelines, pipeline)
+    if with_python:
+        return part, list_bad_images(options, info, split, pipeline)
+    # Other processes may have other working directories.
+    paths = tuple(str(to_path(path).absolute()) for path in part.paths)
+    return dataclasses.replace(part, paths=paths), None
+
+
+def _trial(path: str, options: DataOptions) -> tf.data.Dataset:
+    """Returns a dataset of one element that needs the files and the op of training batches."""
+    opened = tf.data.FixedLengthRecordDataset(path, record_bytes=1).take(1)
+    return opened.map(lambda _: resize(tf.zeros([1, 1, 3], tf.uint8), options))
+
+
+def _evaluation_batches(
+    info: DatasetInfo,
+    options: DataOptions,
+    context: tf.distribute.InputContext,
+    batch_size: int,
+    split: str,
+    here: bool,
+) -> tf.data.Dataset:
+    """Returns batches of this pipeline's images, followed by infinitely many of padding."""
+    part, bad_images = _part(info, options, context, split, with_python=here)
+    threads = thread_count(options)
+    read_shard = _shard_reader(part, options, here)
+    records = part.select(part.interleave(part.shards(), read_shard, threads)).batch(batch_size)
+    images = evaluation_batches(records, info, options, threads, bad_images, here).unbatch()
+    padding = tf.data.Dataset.from_tensors(unreadable(options, PADDING)).repeat()
+    return images.concatenate(padding).batch(batch_size, drop_remainder=True)
+
+
+def _step_numbers(replicas: int, first_step: int) -> tf.data.Dataset:
+    """Returns the numbers of steps, from the first one on, each once per replica."""
+    numbers = tf.data.Dataset.range(first_step * replicas, tf.int64.max)
+    dataset = numbers.map(lambda number: {"step": number // replicas})
+    return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+
+
+def _synthetic(options: DataOptions, batch_size: int) -> tf.data.Dataset:
+    """Returns the same batch of random images forever, which costs nothing."""
+    seed = [options.seed, 0]
+    size = [batch_size, options.image_size, options.image_size, 3]
+    images = tf.cast(tf.random.stateless_uniform(size, seed, 0, 256, tf.int32), tf.uint8)
+    labels = tf.random.stateless_uniform([batch_size], seed, 0, options.num_classes, tf.int32)
+    batch = (images, labels, tf.ones([batch_size]))
+    return tf.data.Dataset.from_tensors(batch).repeat()

@@ -1,0 +1,1 @@
+"""Native operations on JPEGs, and the index that cuts them."""

@@ -1,0 +1,1 @@
+"""Writing data: from images of any source to shards."""

@@ -1,0 +1,478 @@
+"""The HTML report on a prepared data set, ``data.html``: a single self-contained file."""
+
+from __future__ import annotations
+
+import html
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import PurePath
+
+import numpy as np
+
+from imagenet_fast.base.counted import counted
+from imagenet_fast.base.files import write_file
+from imagenet_fast.base.html_page import document, header, section, tile_row
+from imagenet_fast.base.paths import to_path
+from imagenet_fast.data.manifest import Manifest, read_manifest
+from imagenet_fast.data.metadata import HASH_BITS, read_metadata
+from imagenet_fast.data.prepare.duplicates import FILE as DUPLICATES_FILE
+from imagenet_fast.data.prepare.duplicates import (
+    Duplicates,
+    FoundDuplicates,
+    Images,
+    duplicates_as_json_lines,
+    find_duplicates,
+)
+from imagenet_fast.data.prepare.page_figures import aspect_histogram, histogram, thumbnail
+from imagenet_fast.data.prepare.similar_hashes import DISTANCE
+
+FILE = "data.html"
+
+# With more classes, the table of all is folded, and the largest and smallest ones are shown.
+_FEW_CLASSES = 40
+_ENDS = 10
+# The most classes in the table of all.
+_MAX_CLASSES = 2000
+# Sample images: about this many in all, at most this many of a class, and of this many classes.
+_SAMPLES = 240
+_SAMPLES_OF_CLASS = 8
+_MAX_SAMPLES = 1000
+_PAIRS_SHOWN = 24
+_SKIPPED_SHOWN = 200
+# Longer lists of skipped images are folded.
+_FEW_SKIPPED = 12
+# Side in pixels and JPEG quality of thumbnails: if there are few, and if there are many.
+_LARGE = 96, 78
+_SMALL = 44, 66
+
+_COLORS = {"train": "train", "validation": "validation", "test": "speed"}
+
+
+def write_page(directory: str, progress: bool = True) -> FoundDuplicates:
+    """Writes ``data.html`` and ``duplicates.jsonl`` beside the shards of a prepared data set.
+
+    Args:
+      directory: The data set, on a disk or in a bucket.
+      progress: Whether to show a progress bar if shards must be read because ``data.npz`` is
+        missing or out of date.
+
+    Returns:
+      The duplicate images.
+
+    Raises:
+      OSError: The files cannot be written.
+      UserError: There is no data set in ``directory``, or it is damaged.
+    """
+    path = to_path(directory)
+    manifest = read_manifest(path)
+    images = Images(manifest, read_metadata(manifest, path, progress), path)
+    found = find_duplicates(images)
+    write_file(path / DUPLICATES_FILE, duplicates_as_json_lines(found, images))
+    write_file(path / FILE, render(images, found, str(directory)))
+    return found
+
+
+def render(images: Images, found: FoundDuplicates, directory: str) -> str:
+    """Returns the page as HTML.
+
+    Args:
+      images: The data set.
+      found: Its duplicates.
+      directory: Its path, for the commands that the page shows.
+
+    Raises:
+      UserError: A shard is damaged.
+    """
+    manifest = images.manifest
+    body = [
+        header(manifest.name, _subtitle(manifest)),
+        tile_row(_tiles(manifest, images.rows, found)),
+        _warnings(manifest),
+        section("Images by class", _classes(manifest)),
+        '<div class="cards">',
+        section("Sizes", _sizes(images.rows)),
+        section("Formats", _formats(manifest, images.rows)),
+        "</div>",
+        _skipped(manifest),
+        section("Equal files", _equal(found.equal, images)),
+        section("Similar images", _similar(found.similar, images, directory)),
+        section("Samples", _samples(images)),
+    ]
+    return document(f"Data: {manifest.name}", body, _STYLE)
+
+
+def _subtitle(manifest: Manifest) -> str:
+    parts = [counted(manifest.num_classes, "class", "classes")]
+    kind, encoding = (manifest.source.get(key) for key in ("kind", "encoding"))
+    if kind:
+        parts.append(f"source {kind}")
+    if encoding:
+        parts.append(f"encoded as {encoding}")
+    return " · ".join(parts)
+
+
+def _tiles(
+    manifest: Manifest, rows: np.ndarray, found: FoundDuplicates
+) -> Iterable[tuple[str, str, str]]:
+    for name, split in manifest.splits.items():
+        size = sum(shard.bytes for shard in split.shards)
+        shards = counted(len(split.shards), "shard")
+        what = {"train": "Training", "validation": "Validation", "test": "Test"}.get(name, name)
+        yield f"{what} images", f"{split.examples:,}", f"{shards}, {_bytes(size)}"
+    converted = sum(manifest.converted.values())
+    yield "Skipped", f"{len(manifest.skipped):,}", f"{converted:,} images converted"
+    equal = found.equal
+    if equal.two_classes.any() or equal.two_splits.any():
+        note = (
+            f"equal files; {equal.two_classes.sum():,} in two classes, "
+            f"{equal.two_splits.sum():,} in two splits"
+        )
+    else:
+        note = "equal files, all within a class and split" if len(equal) else "no equal files"
+    yield "Duplicates", equal.count_text(), note
+
+
+def _warnings(manifest: Manifest) -> str:
+    if not manifest.warnings:
+        return ""
+    lines = "".join(f"<li>{html.escape(warning)}</li>" for warning in manifest.warnings)
+    return section("Warnings", f'<ul class="warnings">{lines}</ul>')
+
+
+def _classes(manifest: Manifest) -> str:
+    counts = np.array([split.class_counts for split in manifest.splits.values()]).T
+    names = list(manifest.splits)
+    train = counts[:, 0]
+    order = np.argsort(-train, kind="stable")
+    if manifest.num_classes <= _FEW_CLASSES:
+        return _class_table(manifest.labels, counts, names, range(manifest.num_classes))
+    parts = [
+        histogram(
+            train,
+            "training images of a class",
+            "number of classes",
+            "classes by their number of training images",
+        ),
+        _summary_of_counts(train),
+        '<div class="cards">',
+        f"<div><h3>Largest</h3>{_class_table(manifest.labels, counts, names, order[:_ENDS])}</div>",
+        f"<div><h3>Smallest</h3>"
+        f"{_class_table(manifest.labels, counts, names, order[::-1][:_ENDS])}</div>",
+        "</div>",
+        f"<details><summary>All {manifest.num_classes:,} classes</summary>"
+        f"{_class_table(manifest.labels, counts, names, range(manifest.num_classes))}</details>",
+    ]
+    return "".join(parts)
+
+
+def _summary_of_counts(train: np.ndarray) -> str:
+    least, median, most = train.min(), np.median(train), train.max()
+    ratio = f" (ratio {most / least:,.1f})" if least else ""
+    return (
+        f'<p class="note">Classes have {least:,} to {most:,} training images{ratio}; the median is '
+        f"{median:,.0f}.</p>"
+    )
+
+
+def _class_table(
+    labels: Sequence[str], counts: np.ndarray, splits: Sequence[str], chosen: Iterable[int]
+) -> str:
+    """Returns a table of classes: a bar for the training images, and the counts of all splits."""
+    largest = max(int(counts[:, 0].max()), 1)
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in splits)
+    chosen = list(chosen)
+    lines = []
+    for index in chosen[:_MAX_CLASSES]:
+        numbers = "".join(
+            f"<td{_empty(number)}>{number:,}</td>" for number in map(int, counts[index])
+        )
+        lines.append(
+            f'<tr><th scope="row">{html.escape(labels[index])}</th>'
+            f'<td><i style="width:{100 * counts[index, 0] / largest:.1f}%"></i></td>{numbers}</tr>'
+        )
+    more = len(chosen) - len(lines)
+    return (
+        f'<table class="classes"><thead><tr><th>Class</th><th></th>{head}</tr></thead><tbody>'
+        f"{''.join(lines)}</tbody></table>"
+        + (f'<p class="note">{more:,} more are in manifest.json.</p>' if more else "")
+    )
+
+
+def _empty(number: int) -> str:
+    return "" if number else ' class="empty"'
+
+
+def _sizes(rows: np.ndarray) -> str:
+    height, width = (rows[name].astype(np.int64) for name in ("height", "width"))
+    shorter = np.minimum(height, width)
+    aspect = width / height
+    if len(np.unique(height * 2**32 + width)) == 1:
+        plots = f'<p class="note">All images have {width[0]} x {height[0]} pixels.</p>'
+    else:
+        plots = histogram(
+            shorter, "shorter side in pixels", "images", "images by their shorter side"
+        ) + aspect_histogram(aspect)
+    lines = [
+        ("Width in pixels", *map(_whole, _least_median_most(width))),
+        ("Height in pixels", *map(_whole, _least_median_most(height))),
+        ("Shorter side in pixels", *map(_whole, _least_median_most(shorter))),
+        ("Width / height", *(f"{ratio:.3g}" for ratio in _least_median_most(aspect))),
+        ("File size", *map(_bytes, _least_median_most(rows["bytes"]))),
+    ]
+    return plots + _table(("", "minimum", "median", "maximum"), lines)
+
+
+def _least_median_most(values: np.ndarray) -> tuple[float, float, float]:
+    return float(values.min()), float(np.median(values)), float(values.max())
+
+
+def _formats(manifest: Manifest, rows: np.ndarray) -> str:
+    total = len(rows)
+    converted = sum(manifest.converted.values())
+    originals = [("JPEG, unchanged", total - converted), *manifest.converted.items()]
+    originals = sorted((one for one in originals if one[1]), key=lambda one: -one[1])
+    png = int(rows["png"].sum())
+    grey = int((rows["channels"] == 1).sum())
+    stored = [
+        (name, number)
+        for name, number in (
+            ("JPEG", total - png),
+            ("PNG", png),
+            ("RGB", total - grey),
+            ("grayscale", grey),
+        )
+        if number
+    ]
+    return (
+        f"<h3>Source</h3>{_bars(originals, total)}<h3>Shards</h3>{_bars(stored, total)}"
+        + _note_of_conversion(manifest)
+    )
+
+
+def _note_of_conversion(manifest: Manifest) -> str:
+    if not manifest.converted:
+        return ""
+    encoding = manifest.source.get("encoding", "jpeg")
+    return f'<p class="note">Converted images are stored as {html.escape(encoding.upper())}.</p>'
+
+
+def _bars(lines: Iterable[tuple[str, int]], total: int) -> str:
+    return (
+        '<table class="classes kinds"><tbody>'
+        + "".join(
+            f'<tr><th scope="row">{html.escape(name)}</th>'
+            f'<td><i style="width:{100 * number / max(total, 1):.1f}%"></i></td>'
+            f"<td>{number:,}</td></tr>"
+            for name, number in lines
+        )
+        + "</tbody></table>"
+    )
+
+
+def _skipped(manifest: Manifest) -> str:
+    if not manifest.skipped:
+        return ""
+    lines = [(one.file, one.split, one.reason) for one in manifest.skipped[:_SKIPPED_SHOWN]]
+    more = len(manifest.skipped) - len(lines)
+    table = _table(("file", "split", "reason"), lines, "texts") + (
+        f'<p class="note">{more:,} more are in manifest.json.</p>' * (more > 0)
+    )
+    if len(lines) > _FEW_SKIPPED:
+        number = counted(len(manifest.skipped), "skipped image")
+        table = f"<details><summary>{number}</summary>{table}</details>"
+    return section("Skipped images", table)
+
+
+def _equal(equal: Duplicates, images: Images) -> str:
+    if not len(equal):
+        return '<p class="note">No two files are equal.</p>'
+    return (
+        '<p class="note">Images that are equal byte for byte, each beside the first one. Converted '
+        "images are equal if their pixels are.</p>" + _matrix(equal, images) + _pairs(equal, images)
+    )
+
+
+def _similar(similar: Duplicates | None, images: Images, directory: str) -> str:
+    if similar is None:
+        command = f"imagenet-fast prepare --look --data_dir={shlex.quote(directory)}"
+        return (
+            '<p class="note">Not searched for, because ImageHash is not installed. To add them:</p>'
+            "<pre>pip install ImageHash\n" + html.escape(command) + "</pre>"
+        )
+    note = (
+        '<p class="note">Images whose perceptual hashes (pHash) differ in at most '
+        f"{DISTANCE} of {HASH_BITS} bits, as most re-encoded, resized or brightened copies do; "
+        f"unrelated photographs differ in about {HASH_BITS // 2}. Cropped, flipped and rotated "
+        "copies are not found.</p>"
+    )
+    if not len(similar):
+        return note + "<p>No two images are similar.</p>"
+    if not similar.pairs.complete:
+        note += (
+            '<p class="note">The search ended early, because too many images have similar hashes.'
+            "</p>"
+        )
+    return note + _matrix(similar, images) + _pairs(similar, images)
+
+
+def _matrix(duplicates: Duplicates, images: Images) -> str:
+    """Returns a table of the number of pairs within and across splits."""
+    names = list(images.manifest.splits)
+    pairs = duplicates.pairs
+    first, second = (images.splits[index] for index in (pairs.first, pairs.second))
+    lines = []
+    for one in range(len(names)):
+        for other in range(one, len(names)):
+            chosen = (np.minimum(first, second) == one) & (np.maximum(first, second) == other)
+            where = names[one] if one == other else f"{names[one]} and {names[other]}"
+            if chosen.any() or one != other:
+                two_classes = duplicates.two_classes[chosen].sum()
+                lines.append((where, f"{chosen.sum():,}", f"{two_classes:,}"))
+    lines.append(("total", duplicates.count_text(), f"{duplicates.two_classes.sum():,}"))
+    return _table(("", "pairs", "in two classes"), lines)
+
+
+def _pairs(duplicates: Duplicates, images: Images) -> str:
+    shown = min(len(duplicates), _PAIRS_SHOWN)
+    pairs = duplicates.pairs
+    cards = [
+        _pair(
+            [images.read(int(index)) for index in (pairs.first[pair], pairs.second[pair])],
+            int(pairs.distance[pair]),
+            bool(duplicates.two_classes[pair]),
+            bool(duplicates.two_splits[pair]),
+        )
+        for pair in range(shown)
+    ]
+    more = ""
+    if len(duplicates) > shown:
+        more = (
+            f'<p class="note">{shown} of {duplicates.count_text()}, those in two classes first, '
+            f"then those in two splits; more are in {DUPLICATES_FILE}.</p>"
+        )
+    return f'<div class="couples">{"".join(cards)}</div>{more}'
+
+
+def _pair(both: Sequence, distance: int, two_classes: bool, two_splits: bool) -> str:
+    marks = '<b class="harm">two classes</b>' * two_classes + '<b class="risk">two splits</b>' * (
+        two_splits
+    )
+    bits = f"<span>{counted(distance, 'bit')} apart</span>" if distance else ""
+    sides = "".join(
+        f"<div>{thumbnail(image.data, *_LARGE, crop=False)}<b>{html.escape(image.label)}</b>"
+        f'<span title="{html.escape(image.file)}">{html.escape(PurePath(image.file).name)}</span>'
+        f"<span>{html.escape(image.split)}</span></div>"
+        for image in both
+    )
+    top = f'<p class="marks">{marks}{bits}</p>' if marks or bits else ""
+    return f'<div class="couple{" conflict" * two_classes}">{top}<div>{sides}</div></div>'
+
+
+def _samples(images: Images) -> str:
+    labels = images.rows["label"]
+    classes = images.manifest.num_classes
+    number = max(1, min(_SAMPLES_OF_CLASS, _SAMPLES // classes))
+    shown = range(min(classes, _MAX_SAMPLES))
+    # The first images in the order of the shards: the training set comes first, and is shuffled.
+    order = np.argsort(labels, kind="stable")
+    starts = np.searchsorted(labels[order], np.arange(classes + 1))
+    size = _LARGE if len(shown) * number <= _SAMPLES else _SMALL
+    blocks = []
+    for label in shown:
+        indices = order[starts[label] : starts[label + 1]][:number]
+        pictures = "".join(
+            thumbnail(images.read(int(index)).data, *size, crop=True) for index in indices
+        )
+        name = html.escape(images.manifest.labels[label])
+        if number == 1:
+            blocks.append(f'<div title="{name}">{pictures}<span>{name}</span></div>')
+        else:
+            pictures = pictures or '<span class="empty">no image</span>'
+            blocks.append(f"<div><h3>{name}</h3><div>{pictures}</div></div>")
+    more = classes - len(shown)
+    note = f'<p class="note">The first {len(shown):,} of {classes:,} classes.</p>' if more else ""
+    return f'{note}<div class="{"single" if number == 1 else "samples"}">{"".join(blocks)}</div>'
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]], kind: str = "counts") -> str:
+    """Returns a table with a header, of the CSS class ``kind``: ``counts`` or ``texts``."""
+    heads = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+    rows = "".join(
+        f'<tr><th scope="row">{html.escape(name)}</th>'
+        + "".join(f"<td>{html.escape(value)}</td>" for value in values)
+        + "</tr>"
+        for name, *values in lines
+    )
+    return f'<table class="{kind}"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+
+
+def _whole(number: float) -> str:
+    return f"{number:,.0f}"
+
+
+def _bytes(number: float) -> str:
+    if number < 1000:
+        return f"{number:,.0f} bytes"
+    power = min(int(np.log10(number)) // 3, 4)
+    return f"{number / 1000**power:,.3g} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
+
+
+_STYLE = """
+h3 { font-size: 13px; font-weight: 600; margin: 14px 0 6px; }
+.note { color: var(--muted); font-size: 13.5px; margin: 0 0 12px; max-width: 76ch; }
+.warnings { margin: 0; padding-left: 20px; }
+.drawing { max-width: 620px; margin-bottom: 10px; }
+section .cards { margin: 0 0 8px; }
+.classes th, .classes td { padding: 4px 0 4px 12px; width: auto; text-align: right;
+  vertical-align: middle;
+  color: var(--ink); white-space: nowrap; }
+.classes tr > :first-child { text-align: left; padding-left: 0; max-width: 320px;
+  white-space: normal; overflow-wrap: anywhere; }
+.classes tr > :nth-child(2) { width: 50%; }
+.kinds tr > :first-child { width: 38%; }
+section .cards .classes tr > :nth-child(2) { width: 32%; }
+.classes i { display: block; height: 12px; border-radius: 3px; background: var(--validation);
+  min-width: 1px; }
+.classes thead th, .counts thead th, .texts thead th { color: var(--muted); }
+.classes tbody th, .counts tbody th { color: inherit; }
+.classes .empty { color: var(--train); font-weight: 650; }
+.counts { margin-bottom: 14px; max-width: 560px; }
+.texts th, .texts td { width: auto; padding-right: 20px; overflow-wrap: anywhere; }
+.texts tbody th { color: inherit; min-width: 180px; }
+.texts td:nth-child(2) { white-space: nowrap; overflow-wrap: normal; color: inherit; }
+.texts tbody tr:first-child > * { border-top: 1px solid var(--grid); }
+.counts th, .counts td { width: auto; text-align: right; padding: 5px 0 5px 12px; }
+.counts td { color: inherit; }
+.counts tr > :first-child { text-align: left; padding-left: 0; }
+.counts tbody tr:first-child > *, .classes thead + tbody tr:first-child > * {
+  border-top: 1px solid var(--grid); }
+.couples { display: grid; gap: 12px; grid-template-columns: repeat(auto-fill, minmax(228px, 1fr)); }
+.couple { border: 1px solid var(--grid); border-radius: 10px; padding: 10px; }
+.couple.conflict { border-color: var(--train); }
+.couple > div { display: grid; grid-template-columns: 1fr 1fr; gap: 10px; }
+.couple img { height: 96px; max-width: 100%; object-fit: contain; display: block;
+  margin: 0 auto 6px; border-radius: 4px; }
+.couple div div { min-width: 0; font-size: 12.5px; line-height: 1.35; }
+.couple b, .couple span { display: block; overflow: hidden; text-overflow: ellipsis;
+  white-space: nowrap; }
+.couple b { font-weight: 600; }
+.couple span { color: var(--muted); }
+.marks { display: flex; gap: 6px; margin: 0 0 8px; font-size: 12px; min-height: 20px;
+  align-items: center; }
+.marks b { padding: 1px 8px; border-radius: 99px; color: #fff; }
+.marks .harm { background: #c4320a; }
+.marks .risk { background: var(--muted); color: var(--card); }
+.samples { display: grid; gap: 4px 24px;
+  grid-template-columns: repeat(auto-fill, minmax(min(440px, 100%), 1fr)); }
+.samples > div > div { display: grid; grid-template-columns: repeat(8, 1fr); gap: 5px; }
+.samples img { width: 100%; aspect-ratio: 1; object-fit: cover; border-radius: 6px; }
+.samples .empty { grid-column: 1 / -1; color: var(--muted); }
+.single { display: grid; gap: 10px 6px;
+  grid-template-columns: repeat(auto-fill, minmax(64px, 1fr)); }
+.single div { min-width: 0; }
+.single img { width: 100%; aspect-ratio: 1; object-fit: cover; border-radius: 5px; display: block; }
+.single span { display: block; font-size: 10.5px; color: var(--muted); overflow: hidden;
+  text-overflow: ellipsis; white-space: nowrap; }
+.samples img, .single img { box-shadow: 0 0 0 1px var(--grid); }
+img.small { image-rendering: pixelated; }
+"""

@@ -1,0 +1,487 @@
+"""Local data sets in Hugging Face's layouts, read by the library ``datasets``."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from imagenet_fast.base.errors import UserError, first_line, how_to_install, nearest
+from imagenet_fast.data.images import BadImageError
+from imagenet_fast.data.prepare.sources.base import MAX_CLASSES, Item, Source, printable
+from imagenet_fast.data.prepare.sources.files import (
+    IMAGE_SUFFIXES,
+    SPLITS,
+    checked_size,
+    first_names,
+    read_image,
+    warnings_of_names,
+    warnings_of_validation,
+)
+from imagenet_fast.data.prepare.sources.holdout import hold_out
+from imagenet_fast.data.prepare.sources.huggingface_files import (
+    SAVED,
+    check_arrow_files,
+    check_names,
+)
+from imagenet_fast.data.prepare.sources.inside import Inside
+from imagenet_fast.data.prepare.sources.memory_limit import limited_memory
+from imagenet_fast.data.prepare.sources.tars import BadTarError, open_tar
+
+_IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp")
+_LABEL_COLUMNS = ("label", "labels", "cls", "class", "fine_label")
+# Of a tar of the library WebDataset: members, and bytes if it is compressed.
+_MAX_MEMBERS = 10**8
+_MAX_UNPACKED = 2**36
+_SHOWN = 100  # characters of a label in a message
+_MEMORY = 3 * 2**28  # bytes to load an empty folder
+
+_Rows = Any  # datasets.Dataset, of an optional library
+
+
+class HuggingFaceSource(Source):
+    """Rows with an image and a label."""
+
+    def __init__(
+        self,
+        name: str,
+        labels: tuple[str, ...],
+        rows: Mapping[str, _Rows],
+        numbers: Mapping[str, np.ndarray],
+        chosen: Mapping[str, tuple[str, np.ndarray]],
+        image_columns: Sequence[str],
+        inside: Inside | None,
+        fingerprint: str,
+        warnings: tuple[str, ...],
+    ) -> None:
+        """Initializes the source.
+
+        Args:
+          name: As ``Source``.
+          labels: As ``Source``.
+          rows: By original split.
+          numbers: The rows' labels, int64.
+          chosen: For each split, the original split of its images and their indices.
+          image_columns: The columns of the images; a row has its image in the first that has one.
+          inside: Where files that rows name must be; None: anywhere.
+          fingerprint: As ``Source``.
+          warnings: As ``Source``.
+        """
+        sizes = {split: len(places) for split, (_, places) in chosen.items()}
+        super().__init__("huggingface", name, labels, sizes, fingerprint, warnings=warnings)
+        self._rows = dict(rows)
+        self._numbers = dict(numbers)
+        self._chosen = dict(chosen)
+        self._image_columns = image_columns
+        self._inside = inside
+
+    def read(self, split: str, index: int) -> Item:
+        """As ``Source``; the filename is the row's, if any, else its split and index.
+
+        Raises:
+          UserError: The row names a file that it may not.
+        """
+        origin, places = self._chosen[split]
+        place = int(places[index])
+        try:
+            row = self._rows[origin][place]
+        except Exception as error:  # of any class
+            raise UserError(
+                f"{self.name}: row {place} of {origin} cannot be read: {_reason(error)}"
+            ) from error
+        value: dict[str, Any] = next(
+            (row[column] for column in self._image_columns if row[column]), {}
+        )
+        file, content = value.get("path"), value.get("bytes")
+        image: bytes | BadImageError
+        try:
+            if content is None and file:
+                content = self._read_file(Path(file), f"row {place} of {origin}")
+            # A row without an image counts as an undecodable image.
+            image = checked_size(content or b"")
+        except BadImageError as error:
+            image = error
+        name = printable(Path(file).name) if file else f"{origin}[{place}]"
+        return Item(image, int(self._numbers[origin][place]), name)
+
+    def _read_file(self, file: Path, row: str) -> bytes:
+        if self._inside is not None and file not in self._inside:
+            raise UserError(
+                f"{self.name}: {row} names {printable(str(file))}, which is not in the data's "
+                "folder; give --allow_outside if you know who made the data"
+            )
+        return read_image(file)
+
+
+def open_huggingface(
+    path: Path,
+    name: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    holdout: float = 0.1,
+    seed: int = 0,
+    allow_outside: bool = False,
+) -> HuggingFaceSource:
+    """Returns a data set of images from a folder that Hugging Face's ``datasets`` can load.
+
+    That is a folder of Parquet files, of class folders, of images with a ``metadata.csv`` or
+    ``metadata.jsonl``, of WebDataset tars, or the output of ``save_to_disk``. The library copies
+    Parquet files and tars once into its cache, ``~/.cache/huggingface`` or ``$HF_HOME``, for random
+    access. Nothing is downloaded.
+
+    Args:
+      path: The folder. The library recognizes the splits ``train``, ``validation`` (or ``val``,
+        ``valid``, ``dev``) and ``test`` by the files' names.
+      name: The data set's name; by default the folder's.
+      image_column: Column of the images; by default the only column of that type, else ``image``,
+        ``img``, ``jpg``, ``jpeg``, ``png`` or ``webp``. Tars may mix the latter four.
+      label_column: Column of the labels, which are class labels, integers from 0 or text; by
+        default the only column of class labels, else ``label``, ``labels``, ``cls``, ``class`` or
+        ``fine_label``.
+      holdout: The fraction of each class to hold out if there is no validation split.
+      seed: Of the choice of held-out images.
+      allow_outside: Whether rows and the data's card may name files outside of the folder, or links
+        to such.
+
+    Raises:
+      UserError: ``datasets`` is not installed or cannot load the folder, there is no training
+        split, a column is missing or has another type, a row lacks its label, or a file is named
+        that is not in the folder.
+    """
+    datasets = _import_datasets()
+    if not path.is_dir():
+        raise UserError(f"{path}: no such directory")
+    path = path.resolve()
+    check_names(path, allow_outside)
+    formats = [] if image_column else _tar_formats(path)
+    with limited_memory(_memory(path)):
+        check_arrow_files(path)
+        rows = _load(datasets, path, formats, label_column)
+        features = rows["train"].features
+        if len(formats) < 2:
+            formats = [
+                _column(path, features, datasets.Image, image_column, _IMAGE_COLUMNS, "image")
+            ]
+        label_column = _column(
+            path, features, datasets.ClassLabel, label_column, _LABEL_COLUMNS, "label"
+        )
+        for column in formats:
+            rows = {
+                split: _undecoded(datasets, path, split_rows, column)
+                for split, split_rows in rows.items()
+            }
+        _check_text_stays_text(path, rows["train"], label_column)
+        labels, numbers, warnings = _labels(datasets, path, rows, label_column)
+    # Of a row that is read, the library decodes all columns, which may name any file or address.
+    rows = {split: rows[split].select_columns(formats) for split in numbers}
+    chosen = {split: (split, np.arange(len(labels))) for split, labels in numbers.items()}
+    has_validation = "validation" in rows
+    if not has_validation:
+        out = hold_out(numbers["train"], holdout, seed)
+        chosen["train"] = "train", np.flatnonzero(~out)
+        chosen["validation"] = "train", np.flatnonzero(out)
+    origin, places = chosen["validation"]
+    measured = set(numbers[origin][places].tolist())
+    warnings += warnings_of_validation(labels, measured, path, None if has_validation else holdout)
+    digest = hashlib.sha256(_files_of(path).encode(errors="surrogateescape"))
+    for split, (_, places) in sorted(chosen.items()):
+        digest.update(split.encode() + places.astype(np.int64).tobytes())
+    own_name, fingerprint = name or printable(path.name), digest.hexdigest()
+    inside = None if allow_outside else _inside(datasets, path)
+    return HuggingFaceSource(
+        own_name, labels, rows, numbers, chosen, formats, inside, fingerprint, warnings
+    )
+
+
+def _import_datasets() -> Any:
+    # The data is local: no requests are needed.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # Arrow's other allocators reserve a gigabyte, which would not count for the limit on memory.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(
+            f"--source=huggingface needs Hugging Face's datasets: {how_to_install('huggingface')} "
+            f"({error})"
+        ) from None
+    return datasets
+
+
+def _inside(datasets: Any, path: Path) -> Inside:
+    """Returns where rows of a data set in a folder may have their files."""
+    unpacked = Path(datasets.config.EXTRACTED_DATASETS_PATH)  # of archives in the folder
+    if path.parent.name == "snapshots":  # in the hub's cache, where files are links to ../../blobs
+        return Inside(path, unpacked, path.parents[1] / "blobs")
+    return Inside(path, unpacked)
+
+
+def _memory(path: Path) -> int:
+    """Returns how much more memory than now may be taken to load a folder, in bytes.
+
+    The library reads whole parts of a file: a few times its size on the disk, if its images are
+    compressed as images are. A small file can also hold one large image a million times.
+    """
+    sizes = [file.stat().st_blocks * 512 for file in path.rglob("*") if file.is_file()]
+    per_row = sum(sizes) // 4  # of labels
+    return _MEMORY + 4 * max(sizes, default=0) + per_row + 10_000 * len(sizes)
+
+
+def _reason(error: Exception) -> str:
+    cause = f": {first_line(error.__cause__)}" if isinstance(error.__cause__, Exception) else ""
+    return first_line(error) + cause
+
+
+def _tar_formats(path: Path) -> list[str]:
+    """Returns the names of the image columns of a folder of WebDataset's tars."""
+    fields: set[str] = set()
+    for file in path.rglob("*.tar"):
+        # The library tells what is wrong with one.
+        with (
+            contextlib.suppress(BadTarError),
+            open_tar(file, max_members=_MAX_MEMBERS, max_unpacked=_MAX_UNPACKED) as tar,
+        ):
+            for member in tar:
+                name = member.name.rpartition("/")[2]
+                field = name.partition(".")[2]
+                if "." in field and field.rpartition(".")[2] in _IMAGE_COLUMNS:
+                    raise UserError(
+                        f"{file}: {printable(name)!r} has several dots, of which WebDataset takes "
+                        "the first as the end of the sample's name: rename it, for example to "
+                        f"{printable(name.rpartition('.')[0].replace('.', '_'))}."
+                        f"{name.rpartition('.')[2]}, or give --image_column"
+                    )
+                fields.add(field)
+    return [name for name in _IMAGE_COLUMNS if name in fields]
+
+
+def _data_files(path: Path) -> dict[str, list[str]] | None:
+    """Returns the files of each split of a folder of tables, or tars, with some pictures.
+
+    By itself, the library reads the type of file that is most frequent.
+    """
+    files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+    data = [file for file in files if file.suffix == ".parquet"]
+    data = data or [file for file in files if file.suffix == ".tar"]
+    readme = path / "README.md"
+    if readme.is_file() and "configs:" in readme.read_text(errors="replace"):
+        return None  # it names the files
+    if not data or not any(file.name.lower().endswith(IMAGE_SUFFIXES) for file in files):
+        return None
+    splits: dict[str, list[str]] = {}
+    for file in data:
+        words = re.split("[^a-z]+", file.relative_to(path).as_posix().lower())
+        split = next((SPLITS[word] for word in reversed(words) if word in SPLITS), "train")
+        splits.setdefault(split, []).append(str(file))
+    return splits
+
+
+def _load(
+    datasets: Any, path: Path, tar_formats: list[str], label_column: str | None
+) -> dict[str, _Rows]:
+    """Returns the rows of each split, by this package's name of the split."""
+    options: dict[str, Any] = {"data_files": _data_files(path)}
+    if len(tar_formats) > 1:
+        # By itself, the library expects all samples to have images of the same format.
+        options["features"] = datasets.Features(
+            {
+                **{name: datasets.Image() for name in tar_formats},
+                label_column or "cls": datasets.Value("string" if label_column else "int64"),
+            }
+        )
+    try:
+        if any((path / file).is_file() for file in SAVED):
+            loaded = datasets.load_from_disk(str(path))
+        else:
+            loaded = datasets.load_dataset(str(path), **options)
+    except Exception as error:  # of any class
+        raise UserError(
+            f"{path}: Hugging Face's datasets cannot load it: {_reason(error)}"
+        ) from error
+    if isinstance(loaded, datasets.Dataset):
+        loaded = {"train": loaded}
+    rows: dict[str, _Rows] = {}
+    for name, split_rows in loaded.items():
+        split = SPLITS.get(name.lower())
+        if split is None or split in rows:
+            names = ", ".join(map(repr, loaded))
+            raise UserError(
+                f"{path}: its splits are {names}, but must be train, validation (or val, valid, "
+                "dev) and test, each once"
+            )
+        rows[split] = split_rows.with_format(None)
+    if not rows.get("train"):
+        raise UserError(f"{path}: has no split 'train', or one without rows")
+    return rows
+
+
+def _column(
+    path: Path,
+    features: Mapping[str, Any],
+    kind: type,
+    given: str | None,
+    usual: tuple[str, ...],
+    what: str,
+) -> str:
+    known = ", ".join(map(repr, features))
+    if given is not None:
+        if given not in features:
+            raise UserError(
+                f"{path}: has no column {given!r}{nearest(given, list(features))}; it has {known}"
+            )
+        return given
+    typed = [name for name, feature in features.items() if isinstance(feature, kind)]
+    candidates = typed if len(typed) == 1 else [name for name in usual if name in features]
+    if not candidates:
+        raise UserError(
+            f"{path}: has no {what} column with a usual name; it has {known}: give the right one "
+            f"with --{what}_column"
+        )
+    return candidates[0]
+
+
+def _undecoded(datasets: Any, path: Path, rows: _Rows, column: str) -> _Rows:
+    """Returns the rows with images as encoded files instead of pixels."""
+    feature = rows.features.get(column)
+    # The structure of an image in Parquet files without the library's types.
+    untyped = (
+        isinstance(feature, dict) and "bytes" in feature and feature.keys() <= {"bytes", "path"}
+    )
+    if not isinstance(feature, datasets.Image) and not untyped:
+        value = feature if feature is None else getattr(feature, "dtype", type(feature).__name__)
+        if value not in ("binary", "string", "large_binary", "large_string"):
+            raise UserError(
+                f"{path}: column {column!r} has {value}, but must have images: files as bytes, or "
+                "their paths"
+            )
+    try:
+        return rows.cast_column(column, datasets.Image(decode=False))
+    except Exception as error:  # of any class
+        raise UserError(f"{path}: column {column!r} has no images: {_reason(error)}") from error
+
+
+def _labels(
+    datasets: Any, path: Path, rows: Mapping[str, _Rows], column: str
+) -> tuple[tuple[str, ...], dict[str, np.ndarray], tuple[str, ...]]:
+    """Returns the classes, each split's labels, and warnings of splits without labels."""
+    for split, split_rows in rows.items():
+        if column not in split_rows.features:
+            raise UserError(f"{path}: the split {split} has no column {column!r}")
+    feature = rows["train"].features[column]
+    numbered_by_data = isinstance(feature, datasets.ClassLabel)
+    names = _checked_names(path, feature.names) if numbered_by_data else None
+    try:
+        values = {split: list(split_rows[column][:]) for split, split_rows in rows.items()}
+    except Exception as error:  # of any class
+        raise UserError(f"{path}: column {column!r} cannot be read: {_reason(error)}") from error
+    for split, split_rows in rows.items():
+        others = split_rows.features[column]
+        if names and isinstance(others, datasets.ClassLabel) and tuple(others.names) != names:
+            values[split] = _renumbered(values[split], others.names, names)
+    unlabelled = {
+        split
+        for split, labels in values.items()
+        if split != "train" and all(label in (None, -1) for label in labels)
+    }
+    warnings = tuple(
+        f"the split {split} is ignored: it has no labels" for split in sorted(unlabelled)
+    )
+    values = {split: values[split] for split in values if split not in unlabelled}
+    if names is None:
+        names = _class_names(path, column, values["train"])
+    warnings += warnings_of_names(names)
+    as_text = isinstance(values["train"][0], str)
+    numbers = {name if as_text else number: number for number, name in enumerate(names)}
+    numbered = {}
+    for split, labels in values.items():
+        wrong = next((row for row, own in enumerate(labels) if not _is_known(own, numbers)), None)
+        if wrong is not None:
+            raise UserError(
+                f"{path}: row {wrong} of {split} has the label {repr(labels[wrong])[:_SHOWN]}, "
+                f"which is not a class: {first_names([repr(name) for name in names])}"
+            )
+        numbered[split] = np.array([numbers[label] for label in labels], np.int64)
+    return names, numbered, warnings
+
+
+def _check_text_stays_text(path: Path, rows: _Rows, column: str) -> None:
+    """Checks that no CSV file has labels such as ``01``, which the library reads as 1.
+
+    Raises:
+      UserError: One has.
+    """
+    if not str(rows.features[column].dtype).startswith("int"):
+        return
+    for file in sorted(path.rglob("*.csv")):
+        # The library has read the file: of what only this reader refuses, nothing is known.
+        with (
+            contextlib.suppress(csv.Error, UnicodeDecodeError),
+            file.open(encoding="utf-8-sig", newline="") as lines,
+        ):
+            for row in csv.DictReader(lines):
+                text = (row.get(column) or "").strip()
+                if text[:1] == "0" != text and text.isdecimal():
+                    raise UserError(
+                        f"{file}: the label {text[:_SHOWN]!r} would be read as a number, without "
+                        "its zeros: read the file by --source=list, or write other labels"
+                    )
+
+
+def _is_known(label: Any, numbers: Mapping[Any, int]) -> bool:
+    # Others cannot be looked up, such as lists.
+    return isinstance(label, (int, float, str)) and label in numbers
+
+
+def _checked_names(path: Path, names: Any) -> tuple[str, ...]:
+    """Returns the classes that the data set's description names."""
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{path}: the names of its classes are not text")
+    if not 0 < len(names) <= MAX_CLASSES:
+        raise UserError(f"{path}: has {len(names):,} classes, not 1..{MAX_CLASSES:,}")
+    return tuple(map(printable, names))
+
+
+def _renumbered(values: list[Any], names: list[str], known: tuple[str, ...]) -> list[Any]:
+    """Returns labels as numbered in the training split, or the names of unknown classes.
+
+    ``save_to_disk`` can number the classes of each split differently.
+    """
+    numbers = {name: number for number, name in enumerate(known)}
+    renumbered = {place: numbers.get(name, name) for place, name in enumerate(names)}
+    return [renumbered.get(value, value) for value in values]
+
+
+def _class_names(path: Path, column: str, values: list[Any]) -> tuple[str, ...]:
+    """Returns the classes of the training split if the column does not name them."""
+    kinds = {type(value) for value in values}
+    if kinds == {str}:
+        return tuple(sorted(set(values)))
+    if kinds == {int} and max(values) >= MAX_CLASSES:
+        raise UserError(
+            f"{path}: column {column!r} has the label {max(values)}, but class indices must be "
+            f"below {MAX_CLASSES}: write labels as text, or give their column with --label_column"
+        )
+    if kinds == {int} and min(values) >= 0:
+        return tuple(map(str, range(max(values) + 1)))
+    if type(None) in kinds:
+        raise UserError(
+            f"{path}: row {values.index(None)} of train has no {column!r}, or one that was read as "
+            "missing, such as NA or null: give each row a label, or another name than NA"
+        )
+    raise UserError(
+        f"{path}: column {column!r} must have class labels, text, or integers from 0 in each row; "
+        "give the column of the labels with --label_column"
+    )
+
+
+def _files_of(path: Path) -> str:
+    """Returns the names and sizes of all files, which identify the data set."""
+    files = (file for file in sorted(path.rglob("*")) if file.is_file())
+    return "".join(f"{file.relative_to(path)}\0{file.stat().st_size}\n" for file in files)

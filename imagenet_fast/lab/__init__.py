@@ -1,0 +1,1 @@
+"""What one does before and after training: benchmarks, plans, compiling for other devices."""

@@ -1,0 +1,257 @@
+"""The worker process of the input benchmark, which reads batches from one input pipeline.
+
+It runs under the Python of an environment with the pipeline's packages; only the pipeline ``own``
+needs this package. It answers each line of its input with a line of JSON. The first line is the
+job, a JSON object: ``pipeline`` names one of :data:`PIPELINES`, the rest are its arguments; the
+answer has the packages' versions. Each further line is a number of batches to read; the answer is
+``[seconds, CPU seconds]``.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import ctypes
+import importlib.metadata
+import importlib.util
+import json
+import multiprocessing
+import os
+import pathlib
+import signal
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+# The area of ImageNet crops in both TensorFlow's and PyTorch's examples.
+_AREA = (0.08, 1.0)
+_RATIO = (3 / 4, 4 / 3)
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl.h
+
+
+def main() -> None:
+    """Answers each line of the input."""
+    # So that this process and its children can be stopped together.
+    os.setpgid(0, 0)
+    _end_with_parent()
+    job = json.loads(sys.stdin.readline())
+    make, packages = PIPELINES[job.pop("pipeline")]
+    batches = make(**job)
+    next(batches)
+    _answer({package: importlib.metadata.version(package) for package in packages})
+    for line in sys.stdin:
+        start, cpu_start = time.perf_counter(), _cpu_seconds()
+        for _ in range(int(line)):
+            next(batches)
+        _answer([time.perf_counter() - start, _cpu_seconds() - cpu_start])
+
+
+def _end_with_parent() -> None:
+    """``base.worker_process.end_with_parent``, for environments without this package."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def own(config: str) -> Iterator[Any]:
+    """Returns this package's training batches.
+
+    Args:
+      config: a ``Config`` as JSON.
+    """
+    from imagenet_fast.config import Config
+    from imagenet_fast.data.dataset import distributed_dataset
+
+    return iter(distributed_dataset(Config.from_json(config), "train"))
+
+
+def plain(
+    paths: list[str], image_size: int, batch_size: int, shuffle_buffer: int
+) -> Iterator[tuple[Any, Any]]:
+    """Returns batches of a pipeline as in TensorFlow's and Keras' guides.
+
+    Args:
+      paths: of TFRecord shards with the fields of the ImageNet converters.
+      image_size: height and width of the images.
+      batch_size: images in a batch.
+      shuffle_buffer: records among which the next one is drawn.
+
+    Returns:
+      Infinite batches of float32 [batch, image_size, image_size, 3] in 0..255, and int64 [batch].
+    """
+    import tensorflow as tf
+
+    features = {
+        "image/encoded": tf.io.FixedLenFeature([], tf.string),
+        "image/class/label": tf.io.FixedLenFeature([], tf.int64),
+    }
+
+    def image_and_label(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        example = tf.io.parse_single_example(record, features)
+        encoded = example["image/encoded"]
+        begin, size, _ = tf.image.sample_distorted_bounding_box(
+            tf.image.extract_jpeg_shape(encoded),
+            tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
+            min_object_covered=0.1,
+            aspect_ratio_range=_RATIO,
+            area_range=_AREA,
+            max_attempts=10,
+            use_image_if_no_bounding_boxes=True,
+        )
+        window = tf.concat([begin[:2], size[:2]], axis=0)
+        image = tf.image.decode_and_crop_jpeg(encoded, window, channels=3)
+        image = tf.image.resize(image, [image_size, image_size])
+        return tf.image.random_flip_left_right(image), example["image/class/label"]
+
+    files = tf.data.Dataset.from_tensor_slices(paths).shuffle(len(paths))
+    records = files.interleave(tf.data.TFRecordDataset, num_parallel_calls=tf.data.AUTOTUNE)
+    images = records.shuffle(shuffle_buffer).repeat().map(image_and_label, tf.data.AUTOTUNE)
+    return iter(images.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE))
+
+
+def model_garden(
+    paths: list[str], image_size: int, batch_size: int, shuffle_buffer: int, classes: int
+) -> Iterator[tuple[Any, Any]]:
+    """Returns the batches of Model Garden's image classification.
+
+    The reader, decoder and parser are combined as in the task's ``build_inputs``, with the default
+    configuration.
+
+    Args:
+      paths: of TFRecord shards with the fields of the ImageNet converters.
+      image_size: height and width of the images.
+      batch_size: images in a batch.
+      shuffle_buffer: records among which the next one is drawn.
+      classes: their number.
+
+    Returns:
+      Infinite batches of normalized float32 [batch, image_size, image_size, 3], and int32 [batch].
+    """
+    # Importing the package would import all vision tasks and their many dependencies.
+    spec = importlib.util.find_spec("official")
+    assert spec and spec.submodule_search_locations
+    root = pathlib.Path(spec.submodule_search_locations[0])
+    vision = types.ModuleType("official.vision")
+    vision.__path__ = [str(root / "vision")]
+    sys.modules[vision.__name__] = vision
+    from official.common import dataset_fn
+    from official.vision.configs.image_classification import DataConfig
+    from official.vision.dataloaders import classification_input, input_reader_factory
+
+    params = DataConfig(
+        input_path=paths,
+        global_batch_size=batch_size,
+        is_training=True,
+        shuffle_buffer_size=shuffle_buffer,
+    )
+    parser = classification_input.Parser(
+        output_size=[image_size, image_size],
+        num_classes=classes,
+        decode_jpeg_only=params.decode_jpeg_only,
+        aug_rand_hflip=params.aug_rand_hflip,
+        aug_crop=params.aug_crop,
+        dtype=params.dtype,
+        tf_resize_method=params.tf_resize_method,
+    )
+    reader = input_reader_factory.input_reader_generator(
+        params,
+        dataset_fn=dataset_fn.pick_dataset_fn(params.file_type),
+        decoder_fn=classification_input.Decoder().decode,
+        parser_fn=parser.parse_fn(params.is_training),
+    )
+    return iter(reader.read())
+
+
+def pytorch(
+    directory: str, image_size: int, batch_size: int, threads: int
+) -> Iterator[tuple[Any, Any]]:
+    """Returns batches of PyTorch's DataLoader, set up as in its ImageNet example.
+
+    Args:
+      directory: with a folder of JPEGs for each class.
+      image_size: height and width of the images.
+      batch_size: images in a batch.
+      threads: worker processes.
+
+    Returns:
+      Infinite batches of normalized float32 [batch, 3, image_size, image_size], and int64 [batch].
+    """
+    import torch
+    from torchvision import datasets, transforms
+
+    steps = [
+        transforms.RandomResizedCrop(image_size, scale=_AREA, ratio=_RATIO),
+        transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(),
+        transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+    ]
+    loader = torch.utils.data.DataLoader(
+        datasets.ImageFolder(directory, transforms.Compose(steps)),
+        batch_size=batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=threads,
+        persistent_workers=True,
+        worker_init_fn=lambda _: _end_with_parent(),
+    )
+    while True:
+        yield from loader
+
+
+def simplejpeg(directory: str, batch_size: int, threads: int) -> Iterator[int]:
+    """Decodes whole images with libjpeg-turbo through PyPI's ``simplejpeg``.
+
+    Args:
+      directory: with a folder of JPEGs for each class; all are read into memory first.
+      batch_size: images that a thread decodes in a row.
+      threads: their number.
+
+    Returns:
+      The number of pixels in each batch, endlessly.
+    """
+    from simplejpeg import decode_jpeg
+
+    files = [path.read_bytes() for path in sorted(pathlib.Path(directory).glob("*/*.jpg"))]
+
+    def decode(start: int) -> int:
+        images = (files[index % len(files)] for index in range(start, start + batch_size))
+        return sum(decode_jpeg(image).size // 3 for image in images)
+
+    running: collections.deque[concurrent.futures.Future[int]] = collections.deque()
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        start = 0
+        while True:
+            # One more than threads, so that no thread waits for the next request.
+            while len(running) <= threads:
+                running.append(pool.submit(decode, start))
+                start += batch_size
+            yield running.popleft().result()
+
+
+# The function of each pipeline, and the packages whose versions are reported.
+PIPELINES: dict[str, tuple[Callable[..., Iterator[Any]], tuple[str, ...]]] = {
+    "own": (own, ("tensorflow",)),
+    "plain": (plain, ("tensorflow",)),
+    "model_garden": (model_garden, ("tf-models-official", "tensorflow")),
+    "pytorch": (pytorch, ("torch", "torchvision", "pillow")),
+    "simplejpeg": (simplejpeg, ("simplejpeg",)),
+}
+
+
+def _cpu_seconds() -> float:
+    """Returns the CPU time of this process and its children."""
+    seconds = time.process_time()
+    for child in multiprocessing.active_children():
+        # utime and stime, fields 14 and 15; the name, field 2, may contain spaces.
+        fields = pathlib.Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+        seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
+def _answer(value: Any) -> None:
+    print(json.dumps(value), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Builds what a configuration describes: network, optimizer, schedule, weights."""

@@ -1,0 +1,215 @@
+"""Fine-tuning: pretrained weights and frozen layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.notices import warn_once
+from imagenet_fast.base.option import option_text
+from imagenet_fast.base.paths import Path, to_path
+from imagenet_fast.config import Config
+from imagenet_fast.data.options import DataOptions
+from imagenet_fast.distribute.one_call import assign_everywhere
+from imagenet_fast.layers import Dropout
+from imagenet_fast.models import network_of
+from imagenet_fast.models.keras_applications import load_keras_applications_weights
+from imagenet_fast.models.options import is_custom
+from imagenet_fast.training.build.saved_model import read_saved_model
+from imagenet_fast.training.checkpoints.checkpoint import restore_weights
+from imagenet_fast.training.checkpoints.model_dir import checkpoint_of, read_labels
+from imagenet_fast.training.checkpoints.sizes import no_larger_than
+from imagenet_fast.training.run_config import CONFIG_FILE, stored_config
+from imagenet_fast.training.step.classifier import Classifier
+
+# Weights by layer name and weight name.
+Weights = Mapping[str, Mapping[str, np.ndarray]]
+
+# Pixel mean of Keras applications' pretrained networks: red, green, blue.
+_KERAS_MEAN = (123.68, 116.779, 103.939)
+# Options of networks that change neither the number nor the shapes of weights.
+_UNSEEN_IN_WEIGHTS = (
+    *("blur_pool", "padding", "stride_on_1x1", "pool_order", "activation", "celu_alpha"),
+    *("group_activation", "logits_scale"),
+)
+# Bytes of a head for many classes, which a network for others does not have.
+_MOST_BEYOND_NETWORK = 2**30
+_SOURCES = (
+    "the model_dir of a trained run, a SavedModel that `export` wrote, or a file of Keras "
+    "applications' weights (.h5)"
+)
+
+
+def freeze(network: keras.Model, through: str) -> None:
+    """Freezes a network's first layers, with the moving averages of their batch norm.
+
+    Args:
+      network: functional, from ``models.build``.
+      through: the last layers to freeze: a layer's name, or the prefix of a part's layers
+        (``stage2`` for ``stage2_block1_conv1`` and so on).
+
+    Raises:
+      UserError: if there are no such layers, or none is left to train.
+    """
+    names = [layer.name for layer in network.layers]
+    matching = [i for i, name in enumerate(names) if f"{name}_".startswith(f"{through}_")]
+    if not matching:
+        before_logits = names[1 : names.index("logits")]
+        parts = list(dict.fromkeys(name.split("_")[0] for name in before_logits))
+        raise UserError(
+            f"freeze_through={through}: {network.name} has no such layers"
+            f"{nearest(through, parts)}; its parts are {', '.join(parts)}"
+        )
+    for layer in network.layers[: matching[-1] + 1]:
+        layer.trainable = False
+    if not network.trainable_variables:
+        raise UserError(f"freeze_through={through} leaves nothing of {network.name} to train")
+
+
+def load_initial_weights(
+    model: Classifier, rebuild: Callable[[Config, Sequence[str]], Classifier]
+) -> str:
+    """Loads the weights that the configuration's ``initial_weights`` names into a model.
+
+    The classification head stays new unless the classes are the same. To be called outside the
+    strategy's scope, so that the loaded weights are not copied to each device.
+
+    Args:
+      model: from ``build_classifier``.
+      rebuild: builds a model from a configuration and class names.
+
+    Returns:
+      A sentence with the weights' source that says whether the head is new.
+
+    Raises:
+      UserError: if there are no weights, or they are another network's; the model is unchanged.
+    """
+    config, network = model.config, network_of(model)
+    assert config is not None
+    path = to_path(config.initial_weights)
+    same_classes = False
+    if path.is_file():
+        _set_from_keras(network, config, path)
+    else:
+        if (path / "saved_model.pb").is_file():
+            weights, labels = _read_export(path, network)
+        elif (path / CONFIG_FILE).is_file():
+            run = stored_config(str(path))
+            if is_custom(run.model):
+                raise UserError(
+                    f"initial_weights: the network of the run in {path} is code, {run.model}: load "
+                    "its weights in the function that makes your network"
+                )
+            _warn_of_another_network(config, run)
+            weights, labels = _read_run(run, rebuild)
+        elif path.exists():
+            raise UserError(f"initial_weights: {path} is neither {_SOURCES}")
+        else:
+            raise UserError(
+                f"initial_weights: {path} does not exist: train that run first, or give {_SOURCES}"
+            )
+        same_classes = labels == model.labels
+        _set(network, weights, path, with_head=same_classes)
+    model.restart_shadow_weights()
+    head = "including" if same_classes else "except"
+    return f"initial weights: those of {path}, {head} the classification head (logits)"
+
+
+def _warn_of_another_network(config: Config, run: Config) -> None:
+    """Warns if this network computes something else with a run's weights than the run's does."""
+    names = [name for name in config.differences(run) if name in _UNSEEN_IN_WEIGHTS]
+    if names and config.model == run.model:
+        flags = " ".join(f"--{name}={option_text(getattr(run, name))}" for name in names)
+        warn_once(
+            f"initial_weights: the network of {run.model_dir} has the same weights, but computes "
+            f"something else with them: for the same network give {flags}"
+        )
+
+
+def _read_run(
+    run: Config, rebuild: Callable[[Config, Sequence[str]], Classifier]
+) -> tuple[Weights, tuple[str, ...]]:
+    """Returns the (moving-average) weights of a run's last checkpoint, and its classes."""
+    with no_larger_than(checkpoint_of(run.model_dir)):
+        model = rebuild(run.on_one_device(), read_labels(run.model_dir))
+    restore_weights(model, run.model_dir)
+    with model.averaged_weights():
+        return _by_layer(network_of(model).variables), model.labels
+
+
+def _read_export(path: Path, network: keras.Model) -> tuple[Weights, tuple[str, ...]]:
+    """Returns the weights of a SavedModel, and its classes."""
+    here = sum(int(np.prod(v.shape)) * v.dtype.size for v in network.variables)
+    try:
+        variables, labels = read_saved_model(path, here + _MOST_BEYOND_NETWORK)
+    except (OSError, ValueError, tf.errors.OpError) as error:
+        raise UserError(
+            f"initial_weights: {path} is not a SavedModel that `export` wrote: {error}"
+        ) from error
+    weights: dict[str, dict[str, np.ndarray]] = {}
+    for variable, value in variables.items():
+        layer, name = _layer_and_name(variable)
+        weights.setdefault(layer, {})[name] = value
+    return weights, labels
+
+
+def _by_layer(variables: Iterable[tf.Variable]) -> Weights:
+    weights: dict[str, dict[str, np.ndarray]] = {}
+    for variable in variables:
+        if variable.dtype.is_floating:  # the state of dropout is not
+            layer, name = _layer_and_name(variable.name)
+            weights.setdefault(layer, {})[name] = variable.numpy()
+    return weights
+
+
+def _layer_and_name(variable: str) -> tuple[str, str]:
+    """Returns ``stem_conv`` and ``kernel`` of ``stem_conv/kernel:0``."""
+    path, _, name = variable.split(":")[0].rpartition("/")
+    return path.rpartition("/")[2], name
+
+
+def _set(network: keras.Model, weights: Weights, path: Path, *, with_head: bool) -> None:
+    layers = [layer for layer in network.layers if layer.weights and not isinstance(layer, Dropout)]
+    names = {_layer_and_name(variable.name)[0] for layer in layers for variable in layer.weights}
+    unknown = [layer for layer in weights if layer not in names]
+    if unknown:
+        raise UserError(
+            f"initial_weights: {path} holds another network than {network.name}: it has "
+            f"{unknown[0]}, which {network.name} has not"
+        )
+    if not with_head:
+        layers.remove(network.get_layer("logits"))
+    variables, values = [], []
+    for variable in (variable for layer in layers for variable in layer.weights):
+        layer, name = _layer_and_name(variable.name)
+        value = weights.get(layer, {}).get(name)
+        if value is None or value.shape != variable.shape:
+            there = "does not exist" if value is None else f"is {value.shape}"
+            raise UserError(
+                f"initial_weights: {path} holds another network than {network.name}: {name} of "
+                f"{layer} {there} there, and is {tuple(variable.shape)} here"
+            )
+        variables.append(variable)
+        values.append(value)
+    assign_everywhere(variables, values)
+
+
+def _set_from_keras(network: keras.Model, options: DataOptions, path: Path) -> None:
+    """Sets the weights of Keras applications, except those of the classification head.
+
+    They expect channels in the order blue, green, red, not divided by a standard deviation.
+    """
+    mean, std = options.pixel_normalization
+    if not np.allclose(mean, _KERAS_MEAN, rtol=0, atol=1e-3):
+        raise UserError(
+            "the weights of Keras applications were trained with another pixel mean: give "
+            f"--pixel_mean={','.join(map(str, _KERAS_MEAN))}"
+        )
+    load_keras_applications_weights(network, path, include_top=False)
+    kernel = next(layer for layer in network.layers if layer.weights).weights[0]
+    value = kernel.numpy()[:, :, ::-1] * np.reshape(std, [3, 1])
+    assign_everywhere([kernel], [value])

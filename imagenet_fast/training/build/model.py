@@ -1,0 +1,425 @@
+"""Builds a compiled model from a configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast import models
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.notices import warn_once
+from imagenet_fast.base.option import option_text
+from imagenet_fast.base.shared_options import SharedOptions
+from imagenet_fast.config import Config
+from imagenet_fast.data.dataset import make_images_on_device
+from imagenet_fast.data.info import DatasetInfo, read_info
+from imagenet_fast.data.options import DataOptions, InputOptions
+from imagenet_fast.data.steps import steps_per_epoch
+from imagenet_fast.distribute.all_reduce import AllReduce
+from imagenet_fast.distribute.fusion import Fusion
+from imagenet_fast.distribute.options import ClusterOptions
+from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
+from imagenet_fast.distribute.strategy import (
+    make_strategy,
+    per_replica_batch_size,
+    tpu_coordinates,
+)
+from imagenet_fast.distribute.tpu import is_tpu
+from imagenet_fast.layers import PixelNormalization
+from imagenet_fast.models import network_of
+from imagenet_fast.models.custom import CustomModel, name_of
+from imagenet_fast.models.options import is_custom
+from imagenet_fast.optimizers.lookahead import Lookahead
+from imagenet_fast.optimizers.options import UpdateOptions
+from imagenet_fast.optimizers.weight_average import WeightAverage
+from imagenet_fast.pipeline_parallel.pipeline import Pipeline
+from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
+from imagenet_fast.training.build.class_weights import make_class_weights
+from imagenet_fast.training.build.fine_tune import freeze, load_initial_weights
+from imagenet_fast.training.build.fusion_trials import choose_fusion
+from imagenet_fast.training.build.network import build_network, with_stages_for_devices
+from imagenet_fast.training.build.optimizer import build_optimizer
+from imagenet_fast.training.build.schedule import build_schedule, total_steps, warn_of_short_run
+from imagenet_fast.training.build.whitening import whiten
+from imagenet_fast.training.step.classifier import Classifier
+from imagenet_fast.training.step.losses import start_at_equal_probabilities
+from imagenet_fast.training.step.micro_batches import rounded_part
+from imagenet_fast.training.step.mix import Mixer
+from imagenet_fast.training.step.selection import Proxy
+
+_MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+# Strategies under which Keras scales the loss (strategy_supports_loss_scaling,
+# loss_scale_optimizer.py).
+_SCALES_LOSS = (*_MIRRORED, tf.distribute.OneDeviceStrategy)
+# Fraction of the average weights at the end of a run above which it is likely to look untrained.
+_KEPT_INITIAL_WEIGHTS = 0.05
+
+
+def build_model(
+    config: Config,
+    strategy: tf.distribute.Strategy | None = None,
+    *,
+    model: CustomModel | None = None,
+    fusion: Fusion | None = None,
+    restored: bool = False,
+) -> Classifier:
+    """Returns the compiled model that ``config`` describes, made in its strategy's scope.
+
+    Its weights are those of ``initial_weights``, or random: the same for the same seed under any
+    strategy.
+
+    Args:
+      config: of the run.
+      strategy: the strategy; None: the one that ``config`` describes.
+      model: your own network instead of ``config.model``: a function from the number of classes and
+        the (height, width, 3) of an image to a Keras model that returns logits, called in the
+        strategy's scope and under the precision policy; or a functional or sequential Keras model,
+        which is copied with its weights.
+      fusion: gradient buckets chosen earlier in the run; None: those of ``config``.
+      restored: whether a checkpoint will be restored, so that neither ``initial_weights`` nor
+        images for whitening need to be read.
+
+    Raises:
+      UserError: if the data, the hardware, the initial weights or an option cannot be used.
+    """
+    config, info = with_model(config, model), read_info(config)
+    build_schedule(config, steps_per_epoch(info, config))
+    if len(info.labels) == 1:
+        warn_once(f"there is only one class, {info.labels[0]}: every prediction will be right")
+    warn_of_short_run(config, steps_per_epoch(info, config))
+    _warn_of_unused_sizes(config, steps_per_epoch(info, config))
+    _warn_of_initial_weights(config, steps_per_epoch(info, config))
+    strategy = strategy or make_strategy(config)
+    per_replica_batch_size(config, strategy)
+    _check_loss_scaling(config, strategy)
+    _check_selection(config, strategy)
+    classifier = _build_uncompiled(config, info.labels, strategy, model)
+    if not classifier.trainable_variables:
+        raise UserError(
+            f"model {classifier.name} has nothing to train: all its layers have trainable = False, "
+            "or are in a model or layer that has"
+        )
+    if config.initial_weights and not restored:
+        print(load_initial_weights(classifier, build_classifier), file=sys.stderr, flush=True)
+    with classifier.distribute_strategy.scope():
+        if classifier.mixer is not None:
+            _check_mixer(config)
+        classifier.class_weights = make_class_weights(config, info, config.model_dir)
+        classifier.steps_per_epoch = steps_per_epoch(info, config)
+        updates = config.duration.steps(classifier.steps_per_epoch, config.batch_size)
+        classifier.epochs = max(1, round(updates / classifier.steps_per_epoch))
+        classifier.total_steps = updates
+        if config.lookahead_every:
+            classifier.lookahead = Lookahead(
+                classifier.weights, config.lookahead_decay, config.lookahead_every, updates
+            )
+        classifier.compile(optimizer=build_optimizer(config, classifier))
+        if config.proxy_model:
+            classifier.proxy = _build_proxy(config, len(info.labels), classifier.steps_per_epoch)
+        if config.fusion == "auto" and fusion is None:
+            fusion = _timed_fusion(config, classifier)
+        classifier.all_reduce = build_all_reduce(config, classifier.pipeline, fusion)
+        classifier.all_reduce.fusion.check(len(classifier.trainable_variables))
+    # Reading images takes longest: all other errors come before.
+    if not config.initial_weights and not restored:
+        whiten(network_of(classifier), config, info, config.whitening_images)
+        classifier.restart_shadow_weights()
+    if classifier.proxy is not None and not restored:
+        whiten(network_of(classifier.proxy.network), config, info, config.whitening_images)
+    if config.data_on_device:
+        classifier.training_images = make_images_on_device(config, "train")
+    _load_validation_images(classifier, config, info)
+    return classifier
+
+
+def with_model(config: Config, model: CustomModel | None) -> Config:
+    """Returns the configuration that records the user's own network, if one is given.
+
+    Options of the package's networks return to their defaults.
+    """
+    return config if model is None else config.replace(model=name_of(model))
+
+
+def build_for_evaluation(
+    config: Config, model: CustomModel | None = None, *, labels: Sequence[str] = ()
+) -> Classifier:
+    """Returns the same model without an optimizer, whose schedule would need to fit the data.
+
+    A pipeline for more devices than there are has fewer stages.
+
+    Args:
+      config: of the run.
+      model: as of :func:`build_model`.
+      labels: the name of each class; none: those of the data.
+
+    Raises:
+      UserError: as :func:`build_model`.
+    """
+    config, info = with_model(config, model), read_info(config)
+    strategy, labels = make_strategy(config), labels or info.labels
+    classifier = _build_uncompiled(with_stages_for_devices(config), labels, strategy, model)
+    _load_validation_images(classifier, config, info)
+    return classifier
+
+
+def _warn_of_unused_sizes(config: Config, steps_per_epoch: int) -> None:
+    """Warns if the run ends before it trains on images of all its sizes."""
+    total = total_steps(config, steps_per_epoch)
+    sizes = [*(size for size, _ in config.sizes_until), config.image_size][1:]
+    starts = [at.steps(steps_per_epoch, config.batch_size) for _, at in config.sizes_until]
+    unused = [f"{size}" for size, start in zip(sizes, starts) if start >= total]
+    if unused:
+        name = "size_ramp_at" if config.size_ramp else "train_until"
+        warn_once(
+            f"the run ends before it trains on images of {' and '.join(unused)} pixels: "
+            f"{name} is {option_text(getattr(config, name))}, duration {config.duration}"
+        )
+
+
+def _warn_of_initial_weights(config: Config, steps_per_epoch: int) -> None:
+    """Warns if the EMA of the weights, which evaluation uses, will have kept the initial ones.
+
+    Page 2019 averages with 0.99 over 980 steps: 1 - 10 / 980.
+    """
+    total = total_steps(config, steps_per_epoch)
+    kept = config.ema_decay**total
+    if kept > _KEPT_INITIAL_WEIGHTS:
+        decay = max(0.0, round(1 - 10 / total, len(f"{total}")))
+        warn_once(
+            f"the weights that are evaluated and exported will be {kept:.0%} the initial ones at "
+            f"the end of the run, because ema_decay is {config.ema_decay:g} for {total} steps: "
+            + (f"give --ema_decay={decay:g} or less, or 0" if decay else "give --ema_decay=0")
+        )
+
+
+def _check_loss_scaling(options: SharedOptions, strategy: tf.distribute.Strategy) -> None:
+    """Checks that Keras scales the loss under a strategy, if ``precision`` needs that.
+
+    :func:`build_classifier` refuses TPUs, on which it does not.
+    """
+    if options.precision != "mixed_float16" or is_tpu(strategy):
+        return
+    with strategy.scope():
+        if not isinstance(strategy, _SCALES_LOSS) and tf.distribute.has_strategy():
+            what = (
+                "pipelines" if isinstance(strategy, PipelineStrategy) else type(strategy).__name__
+            )
+            raise UserError(
+                f"precision=mixed_float16 is not for {what}, for which Keras does not scale the "
+                "loss: use mixed_bfloat16, which needs no loss scale"
+            )
+
+
+def _build_uncompiled(
+    config: Config,
+    labels: Sequence[str],
+    strategy: tf.distribute.Strategy,
+    custom: CustomModel | None,
+) -> Classifier:
+    """Returns the model without an optimizer and without images on devices."""
+    keras.utils.set_random_seed(config.seed)
+    with strategy.scope():
+        model = build_classifier(config, labels, custom)
+        model.compile()
+    return model
+
+
+def _load_validation_images(model: Classifier, options: InputOptions, info: DatasetInfo) -> None:
+    if options.data_on_device and "validation" in info.splits:
+        model.validation_images = make_images_on_device(options, "validation")
+
+
+def build_classifier(
+    config: Config, labels: Sequence[str], custom: CustomModel | None = None
+) -> Classifier:
+    """Returns the uncompiled model from uint8 [batch, image_size, image_size, 3] to logits.
+
+    With ``train_sizes``, ``size_ramp`` or another ``eval_image_size`` it takes images of any size.
+
+    Args:
+      config: of the model.
+      labels: the name of each class.
+      custom: the user's own network, for which ``config.model`` stands; None: the one it names.
+
+    Raises:
+      UserError: if the strategy in scope does not support the configured batch norm, pipeline or
+        precision.
+    """
+    if config.precision == "mixed_float16" and is_tpu(tf.distribute.get_strategy()):
+        raise UserError(
+            "precision=mixed_float16 is not for TPUs, on which Keras does not scale the loss: use "
+            "mixed_bfloat16, which needs no loss scale"
+        )
+    shape = (config.input_size, config.input_size, 3)
+    with precision_policy(config.precision):
+        network, pipeline = build_network(config, len(labels), shape, custom)
+        # The bias of a user's network is the user's.
+        if config.loss == "binary_cross_entropy" and not is_custom(config.model):
+            start_at_equal_probabilities(network)
+        if config.freeze_through:
+            freeze(network, config.freeze_through)
+        pixels = keras.Input(shape, dtype="uint8", name="pixels")
+        normalize = PixelNormalization(*config.pixel_normalization, name="normalize")
+        logits = network(normalize(pixels))
+        if logits.dtype != tf.float32:  # of a network of the user
+            logits = keras.layers.Activation("linear", dtype="float32", name="float32")(logits)
+        model = Classifier(
+            pixels,
+            logits,
+            loss=config.loss,
+            label_smoothing=config.label_smoothing,
+            select_by_loss=config.select_by_loss,
+            mixer=_mixer(config),
+            accumulation_steps=config.accumulation_steps,
+            pipeline=pipeline,
+            views=config.test_time_augmentation,
+            views_fraction=config.tta_fraction,
+            xla=config.xla,
+            config=config,
+            labels=labels,
+            custom=custom,
+            name=network.name,
+        )
+    if config.ema_decay:
+        model.weight_average = WeightAverage(model.weights, config.ema_decay, config.ema_every)
+    return model
+
+
+def _timed_fusion(options: InputOptions, model: Classifier) -> Fusion | None:
+    """Returns the gradient buckets of the fastest step; None: one replica, nothing to reduce."""
+    if model.distribute_strategy.num_replicas_in_sync == 1:
+        return None
+    size = options.image_size
+    return choose_fusion(
+        model,
+        lambda fusion, name: _all_reduce(options, fusion, name),
+        options.fusion_bytes,
+        (per_replica_batch_size(options, model.distribute_strategy), size, size, 3),
+    )
+
+
+def build_all_reduce(
+    options: ClusterOptions, pipeline: Pipeline | None = None, fusion: Fusion | None = None
+) -> AllReduce | StageAllReduce:
+    """Returns the gradient all-reduce for the strategy in scope.
+
+    Args:
+      options: of the run.
+      pipeline: the model's, if it has one.
+      fusion: the gradient buckets; None: those of ``options``.
+
+    Raises:
+      UserError: if the replicas do not support the configured algorithm.
+    """
+    fusion = fusion or Fusion(options.fusion_bytes, options.fusion_segments)
+    if pipeline is None:
+        return _all_reduce(options, fusion, "gradients")
+    return StageAllReduce(
+        pipeline.devices,
+        lambda place: _all_reduce(options, fusion, f"stage_{place}", place),
+    )
+
+
+def _all_reduce(options: ClusterOptions, fusion: Fusion, name: str, place: int = 0) -> AllReduce:
+    return AllReduce(
+        algorithm=options.all_reduce,
+        group_size=options.all_reduce_group,
+        fusion=fusion,
+        dtype=options.all_reduce_dtype,
+        topology=tpu_coordinates(tf.distribute.get_strategy()),
+        name=name,
+        place=place,
+    )
+
+
+def _mixer(options: DataOptions) -> Mixer | None:
+    if not options.mixup_alpha and not options.cutmix_alpha:
+        return None
+    return Mixer(options.mixup_alpha, options.cutmix_alpha, options.seed)
+
+
+def _check_selection(config: Config, strategy: tf.distribute.Strategy) -> None:
+    """Raises a UserError if images cannot be selected by their loss as configured."""
+    if config.select_by_loss == 1:
+        return
+    images = per_replica_batch_size(config, strategy)
+    selected = rounded_part(images, config.select_by_loss)
+    if selected % config.accumulation_steps:
+        raise UserError(
+            f"select_by_loss={config.select_by_loss:g} selects {selected} of a replica's {images} "
+            f"images, which accumulation_steps={config.accumulation_steps} does not divide"
+        )
+    if config.batch_norm_batch_size:
+        raise UserError(
+            "select_by_loss does not work with batch_norm_batch_size, because the network sees "
+            "batches of two sizes: drop one of them"
+        )
+    if config.proxy_model and strategy.num_replicas_in_sync > 1:
+        raise UserError(
+            f"proxy_model is for one device, but there are {strategy.num_replicas_in_sync} "
+            "replicas: without it, the network itself selects images"
+        )
+    # Their replicas, even a single one, cannot update weights in some steps only.
+    if config.proxy_model and isinstance(strategy, _MIRRORED):
+        raise UserError(
+            "proxy_model is for strategy=one_device, not for MirroredStrategy with one replica"
+        )
+
+
+def _build_proxy(config: Config, classes: int, steps_per_epoch: int) -> Proxy:
+    """Returns the network that selects images, with an optimizer; in the strategy's scope."""
+    model = build_proxy_network(config, classes)
+    return Proxy(
+        model,
+        build_optimizer(config, model, steps_per_epoch, every=config.proxy_every),
+        every=config.proxy_every,
+        loss=config.loss,
+        label_smoothing=config.label_smoothing,
+    )
+
+
+def build_proxy_network(config: Config, classes: int) -> keras.Model:
+    """Returns ``proxy_model``, from uint8 [batch, image_size, image_size, 3] to logits.
+
+    Args:
+      config: of the run.
+      classes: number of logits.
+    """
+    shape = (config.input_size, config.input_size, 3)
+    options: dict[str, float] = {
+        "batch_norm_momentum": config.batch_norm_momentum,
+        "batch_norm_epsilon": config.batch_norm_epsilon,
+    }
+    if config.proxy_width:
+        options["width"] = config.proxy_width
+    with precision_policy(config.precision):
+        network = models.build(config.proxy_model, classes, shape, **options)
+        if config.loss == "binary_cross_entropy":
+            start_at_equal_probabilities(network)
+        pixels = keras.Input(shape, dtype="uint8", name="pixels")
+        normalize = PixelNormalization(*config.pixel_normalization, name="normalize")
+        return keras.Model(pixels, network(normalize(pixels)), name="proxy")
+
+
+def _check_mixer(options: UpdateOptions) -> None:
+    images = per_replica_batch_size(options, tf.distribute.get_strategy())
+    if rounded_part(images, options.select_by_loss) == options.accumulation_steps:
+        raise UserError(
+            "mixup_alpha and cutmix_alpha mix the images of a replica's micro-batch, which here is "
+            "a single image; raise batch_size or lower accumulation_steps"
+        )
+
+
+@contextlib.contextmanager
+def precision_policy(policy: str) -> Iterator[None]:
+    """Sets Keras' mixed-precision policy, for layers made inside."""
+    before = keras.mixed_precision.global_policy()
+    keras.mixed_precision.set_global_policy(policy)
+    try:
+        yield
+    finally:
+        keras.mixed_precision.set_global_policy(before)

@@ -1,0 +1,299 @@
+"""Checkpoints from which a run resumes to the same bits as an uninterrupted run."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+import zlib
+from typing import Any, TypedDict
+
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.base.errors import UserError, first_line
+from imagenet_fast.base.outside import Count, as_type, parse_json
+from imagenet_fast.base.paths import is_local, to_path
+from imagenet_fast.distribute.exchange import text_of_chief
+from imagenet_fast.distribute.one_call import restored_everywhere
+from imagenet_fast.distribute.workers import worker_place
+from imagenet_fast.models.custom import random_generators, use_restored_statistics
+from imagenet_fast.training.checkpoints.damaged import damage_of, whole_checkpoint
+from imagenet_fast.training.checkpoints.model_dir import (
+    BEST,
+    CHECKPOINTS,
+    checkpoint_of,
+    checkpoint_steps,
+    latest_checkpoint,
+    record_steps,
+)
+from imagenet_fast.training.checkpoints.sizes import claimed_too_large
+from imagenet_fast.training.options import RunOptions
+from imagenet_fast.training.step.classifier import Classifier
+
+# Errors of a full disk or missing permissions.
+_UNWRITABLE = (
+    tf.errors.ResourceExhaustedError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.NotFoundError,
+    tf.errors.UnknownError,
+)
+_UNREADABLE = (AssertionError, ValueError, IndexError, tf.errors.OpError)
+# Advice on a damaged checkpoint.
+_RESUMES = "the run's `train` command sets it aside and resumes from the one before it"
+
+
+class Checkpoints:
+    """Saves and restores a run: weights, optimizer, loss scale, random states, step, clock.
+
+    A checkpoint gets its name when it is complete; the latest ones are kept, and that of the best
+    evaluation. All workers call :meth:`save` together, since batch-norm statistics are averaged
+    over all; only the chief's file is kept. All workers restore from it, so all must be able to
+    read ``model_dir``.
+
+    Args:
+      model: compiled and made in its strategy's scope.
+      options: gives ``model_dir`` and ``keep_checkpoints``.
+    """
+
+    def __init__(self, model: Classifier, options: RunOptions) -> None:
+        self._model = model
+        self._state = _State()
+        parts: dict[str, Any] = {"state": self._state, **_shadow_weights(model)}
+        if model.proxy is not None:
+            parts["proxy"] = model.proxy.checkpoint
+        generators = random_generators(model)
+        if generators:
+            parts["random_generators"] = generators
+        self._checkpoint = tf.train.Checkpoint(model=model, **parts)
+        self._options = options
+        self._folder = to_path(options.model_dir, CHECKPOINTS)
+        _, place = worker_place(model.distribute_strategy)
+        self._chief = place == 0
+        self._temporary = None if self._chief else _temporary_folder(options.model_dir, place)
+
+    @functools.cached_property
+    def _manager(self) -> tf.train.CheckpointManager:
+        # Made after restoring, which may set checkpoints aside.
+        return self._manager_in(CHECKPOINTS, self._options.keep_checkpoints)
+
+    @functools.cached_property
+    def _best_manager(self) -> tf.train.CheckpointManager:
+        return self._manager_in(BEST, 1)
+
+    def _manager_in(self, folder: str, keep: int) -> tf.train.CheckpointManager:
+        path = to_path(self._temporary or self._options.model_dir, folder)
+        record_steps(path, checkpoint_steps(path))
+        return tf.train.CheckpointManager(self._checkpoint, str(path), max_to_keep=keep)
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Writes a checkpoint.
+
+        Args:
+          step: weight updates so far.
+          state: other values to restore, as JSON values.
+
+        Raises:
+          UserError: if it cannot be written, as to a full disk.
+        """
+        self._state.value = state
+        with self._model.averaged_batch_norm_statistics():
+            self._write(self._manager, step)
+
+    def save_best(self, step: int, state: dict[str, Any]) -> None:
+        """Writes the checkpoint of the best evaluation, in place of the one before.
+
+        To be called right after the evaluation, which has averaged the batch-norm statistics.
+        Changes no weights, so that a run takes the same steps without it.
+
+        Args:
+          step: weight updates so far.
+          state: as in :meth:`save`.
+
+        Raises:
+          UserError: if it cannot be written, as to a full disk.
+        """
+        self._state.value = state
+        with self._model.batch_norm_statistics_of_first_replica():
+            self._write(self._best_manager, step)
+
+    def _write(self, manager: tf.train.CheckpointManager, step: int) -> None:
+        try:
+            manager.save(checkpoint_number=step, options=_options())
+        except (OSError, *_UNWRITABLE) as error:
+            if not is_local(manager.directory):
+                raise  # errors_explained explains the errors of buckets
+            folder = pathlib.Path(manager.directory)
+            shutil.rmtree(folder / f"ckpt-{step}_temp", ignore_errors=True)
+            # TensorFlow's reason follows the names of a temporary file and an operation.
+            reason = first_line(error).rpartition("; ")[2][-200:]
+            raise UserError(
+                f"checkpoint {folder / f'ckpt-{step}'} cannot be written ({reason}); after fixing "
+                "that, the same command resumes from the one before it"
+            ) from error
+
+    def restore(self) -> dict[str, Any] | None:
+        """Restores the latest checkpoint and returns its ``state``; None if there is none.
+
+        All workers must call it; they restore the newest checkpoint that the chief finds undamaged.
+
+        Raises:
+          UserError: if it is another model's, or damaged, depending on ``on_damaged_checkpoint``.
+        """
+        latest = self._latest()
+        if latest is None:
+            return None
+        _check_claims(latest, _RESUMES)
+        # Slots that exist are checked like all other variables.
+        self._model.make_slots()
+        try:
+            with restored_everywhere(self._checkpoint):
+                status = self._checkpoint.restore(latest, options=_options())
+            status.assert_existing_objects_matched()
+        except _UNREADABLE as error:
+            raise _unreadable(latest, error, _RESUMES) from error
+        use_restored_statistics(self._model)
+        return self._state.value
+
+    def _latest(self) -> str | None:
+        """Returns the checkpoint from which all workers resume."""
+        answer = {"name": ""}
+        if self._chief:
+            try:
+                whole = whole_checkpoint(
+                    self._options.model_dir, self._options.on_damaged_checkpoint
+                )
+                answer = {"name": to_path(whole).name if whole else ""}
+            except UserError as error:
+                answer = {"error": str(error)}
+        answer = json.loads(text_of_chief(self._model.distribute_strategy, json.dumps(answer)))
+        if "error" in answer:
+            raise UserError(answer["error"])
+        if answer["name"] and (self._folder / f"{answer['name']}.index").exists():
+            return str(self._folder / answer["name"])
+        # This worker has another folder than the chief: an error once they compare their steps.
+        return latest_checkpoint(self._folder)
+
+    def close(self) -> None:
+        """Removes the files of a worker other than the chief."""
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def restore_weights(model: Classifier, model_dir: str, which: str = "last") -> str:
+    """Restores the weights of a checkpoint in ``model_dir``, whatever its precision.
+
+    Restores their moving average too, if the model keeps one.
+
+    Args:
+      model: gets the weights.
+      model_dir: the run's directory.
+      which: ``last``, or ``best``: that of the evaluation with the highest top-1 accuracy.
+
+    Returns:
+      The checkpoint's path.
+
+    Raises:
+      UserError: if there is none, or it is another model's, or damaged.
+    """
+    path = checkpoint_of(model_dir, which)
+    advice = _RESUMES if which == "last" else "--checkpoint=last is that of the last step"
+    _check_claims(path, advice)
+    # Without the optimizer, which depends on the precision.
+    network = keras.Model(model.inputs, model.outputs)
+    try:
+        checkpoint = tf.train.Checkpoint(model=network, **_shadow_weights(model))
+        with restored_everywhere(checkpoint):
+            status = checkpoint.restore(path, options=_options())
+        status.expect_partial().assert_existing_objects_matched()
+    except _UNREADABLE as error:
+        raise _unreadable(path, error, advice) from error
+    use_restored_statistics(model)
+    return path
+
+
+def _options() -> tf.train.CheckpointOptions:
+    """Returns options that make this process do the I/O, even of variables on other hosts."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.train.CheckpointOptions(experimental_io_device=tf.zeros([]).device)
+
+
+def _shadow_weights(model: Classifier) -> dict[str, Any]:
+    """Returns the model's shadow weights by their names in checkpoints."""
+    shadows = {"weight_averages": model.weight_average, "slow_weights": model.lookahead}
+    return {name: shadow.averages for name, shadow in shadows.items() if shadow is not None}
+
+
+def _check_claims(path: str, advice: str) -> None:
+    """Raises a UserError if TensorFlow must not read a checkpoint."""
+    try:
+        damage = claimed_too_large(path)
+    except OSError as error:
+        damage = f"{to_path(error.filename).name}: {error.strerror}"
+    if damage:
+        raise UserError(f"checkpoint {path} is damaged ({damage}); {advice}")
+
+
+def _unreadable(path: str, error: Exception, advice: str) -> UserError:
+    damage = damage_of(path)
+    if damage is not None:
+        return UserError(f"checkpoint {path} is damaged ({damage}); {advice}")
+    return UserError(
+        f"checkpoint {path} is another model's ({first_line(error)[:200]}); choose another "
+        "--model_dir"
+    )
+
+
+def _temporary_folder(model_dir: str, place: int) -> str:
+    """Returns a new folder on this machine for a worker other than the chief.
+
+    Removes what a killed worker with this number has left.
+    """
+    name = zlib.crc32(str(to_path(model_dir).resolve()).encode())
+    prefix = f"imagenet-fast-{name:08x}-worker-{place}-"
+    for left in pathlib.Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        if left.lstat().st_uid == os.getuid():
+            shutil.rmtree(left, ignore_errors=True)  # of a link, nothing
+    return tempfile.mkdtemp(prefix=prefix)
+
+
+class _Clock(TypedDict):
+    train_seconds: float
+    timed_images: float
+    compile_seconds: float
+    wall_seconds: float
+
+
+class _Evaluation(TypedDict, total=False):
+    step: Count
+    top1: float
+
+
+class _Saved(TypedDict, total=False):
+    """The types of the values in a checkpoint's state; earlier versions lack some."""
+
+    step: Count
+    clock: _Clock
+    validation: _Evaluation
+    best: _Evaluation
+    evaluations_since_best: Count
+    train_examples: Count
+    train_checksum: str
+
+
+class _State(tf.train.experimental.PythonState):
+    """JSON in the checkpoint, from the same step as the variables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value: dict[str, Any] = {}
+
+    def serialize(self) -> str:
+        return json.dumps(self.value)
+
+    def deserialize(self, string_value: str | bytes) -> None:
+        self.value = parse_json(string_value, dict[str, Any])
+        as_type(self.value, _Saved)

@@ -1,0 +1,1 @@
+"""What follows a run: rows, progress bar, TensorBoard, trackers, profiler."""

@@ -1,0 +1,121 @@
+"""Calls the user's Keras callbacks as ``fit`` would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tf_keras as keras
+
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.training.logs.logger import Logger, Row
+from imagenet_fast.training.step.training_step import TrainingStep
+
+# They set the optimizer's learning rate, which is a schedule here.
+_SET_RATES = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
+
+
+class KerasCallbacks(Logger):
+    """Calls Keras callbacks, in the order of ``fit``.
+
+    Their epochs last from one evaluation to the next, also where a run resumes between two. A batch
+    is a call of several steps, as with Keras' ``steps_per_execution``: the hook before it gets the
+    number of its first step within the epoch, the one after it that of its last.
+
+    Args:
+      callbacks: of the user.
+      model: that is trained; a callback that sets its ``stop_training`` ends the run.
+      every: steps in an epoch.
+      last_step: of the run.
+
+    Raises:
+      UserError: if a callback would have no effect.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        model: TrainingStep,
+        every: int,
+        last_step: int,
+    ) -> None:
+        self._model = model
+        self._every = every
+        self._epoch: int | None = None  # the one that has begun
+        self._logs: Row = {}
+        self._list = None
+        model.stop_training = False
+        for callback in callbacks:
+            if isinstance(callback, _SET_RATES):
+                raise UserError(
+                    f"{type(callback).__name__} would have no effect: the learning rate follows "
+                    "the run's schedule, warmup and decay_at"
+                )
+        if callbacks:
+            epochs = -(-last_step // every)
+            self._list = keras.callbacks.CallbackList(
+                list(callbacks),
+                add_history=True,
+                model=model,
+                epochs=epochs,
+                steps=every,
+                verbose=0,
+            )
+
+    @property
+    def stop(self) -> bool:
+        """Whether a callback ends the run."""
+        return self._model.stop_training
+
+    def begin_training(self) -> None:
+        """To be called before the first step of this process."""
+        if self._list:
+            self._list.on_train_begin()
+
+    def before_steps(self, step: int) -> None:
+        """Begins an epoch, if the last one has ended, and a batch."""
+        if not self._list:
+            return
+        if self._epoch is None:
+            self._epoch = step // self._every
+            self._list.on_epoch_begin(self._epoch)
+        self._list.on_train_batch_begin(step % self._every)
+
+    def after_steps(self, step: int) -> None:
+        """Ends a batch."""
+        if self._list:
+            self._model._train_counter.assign(step)  # the step of Keras' TensorBoard
+            self._logs = self._model.metric_sums.results()
+            self._list.on_train_batch_end((step - 1) % self._every, self._logs)
+
+    def before_evaluation(self, step: int) -> None:
+        """Begins an evaluation."""
+        if self._list:
+            self._list.on_test_begin()
+
+    def before_evaluation_steps(self, step: int) -> None:
+        """Begins a batch of an evaluation."""
+        if self._list:
+            self._list.on_test_batch_begin(step)
+
+    def after_evaluation_steps(self, step: int) -> None:
+        """Ends a batch of an evaluation."""
+        if self._list:
+            self._list.on_test_batch_end(step - 1, self._model.metric_sums.results())
+
+    def after_evaluation(self) -> None:
+        """Ends an evaluation."""
+        if self._list:
+            logs = self._model.metric_sums.results()
+            self._list.on_test_end(logs)
+            self._logs |= {f"val_{name}": value for name, value in logs.items()}
+
+    def end_epoch(self) -> None:
+        """Ends an epoch."""
+        if self._list:
+            self._list.on_epoch_end(self._epoch, self._logs)
+            self._epoch = None
+
+    def end_training(self) -> None:
+        """To be called after the last step, but not after an error."""
+        if self._list:
+            self._list.on_train_end(self._logs)

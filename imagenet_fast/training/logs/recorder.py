@@ -1,0 +1,187 @@
+"""Reads a run's metrics, checks them and passes them to its loggers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.data.bad_images import describe
+from imagenet_fast.optimizers.slots import unwrapped
+from imagenet_fast.training.evaluations import Evaluations
+from imagenet_fast.training.logs.clock import Clock
+from imagenet_fast.training.logs.logger import Logger, Row
+from imagenet_fast.training.step.training_step import TrainingStep
+
+_BAD_IMAGES_NAMED = 3
+
+
+class Recorder:
+    """Counts a run's steps; turns the model's metrics into rows now and then.
+
+    A row holds ``kind``, ``step`` (weight updates so far), ``epoch`` (the same in epochs),
+    ``loss``, ``top1`` and ``top5`` (over the images since the last row, or over the whole
+    validation set), ``examples``, ``skipped``, ``train_seconds``, ``wall_seconds`` and, in
+    training, ``learning_rate`` and ``images_per_second`` (since the last row).
+
+    Args:
+      model: sums its metrics.
+      clock: measures the run.
+      loggers: get the rows.
+      evaluations: of the run so far.
+      step: weight updates before this process.
+      steps_per_epoch: weight updates in an epoch.
+      batch_size: images in a weight update.
+      max_bad_images: unreadable images allowed between two evaluations.
+      evaluated_examples: images in an evaluation.
+      model_dir: where unreadable images are listed; empty: nowhere.
+
+    Attributes:
+      step: weight updates so far.
+      evaluations: of the run so far.
+    """
+
+    def __init__(
+        self,
+        model: TrainingStep,
+        clock: Clock,
+        loggers: Sequence[Logger],
+        evaluations: Evaluations,
+        *,
+        step: int,
+        steps_per_epoch: int,
+        batch_size: int,
+        max_bad_images: int,
+        evaluated_examples: int,
+        model_dir: str = "",
+    ) -> None:
+        self.step = step
+        self.evaluations = evaluations
+        self._model = model
+        self._clock = clock
+        self._loggers = loggers
+        self._steps_per_epoch = steps_per_epoch
+        self._batch_size = batch_size
+        self._max_bad_images = max_bad_images
+        self._evaluated_examples = evaluated_examples
+        self._model_dir = model_dir
+        self._unread = self._untimed = 0  # steps
+        self._read_time = (clock.train_seconds, clock.timed_images)
+        self.restart()
+
+    def restart(self) -> None:
+        """Sets the model's metrics to zero, as before the first step after an evaluation."""
+        self._model.reset_metrics()
+        self._read_sums = self._model.metric_sums.sums()
+
+    def count(self, step: int, diverged: int | None = None, *, compiled: bool = False) -> None:
+        """Counts the steps of a call.
+
+        Args:
+          step: weight updates so far.
+          diverged: the first of them whose loss was not finite; None: all were.
+          compiled: whether the call compiled its program: its one step is not timed.
+
+        Raises:
+          UserError: if the loss is not finite.
+        """
+        self._unread += step - self.step
+        if compiled:
+            self._clock.compiled()
+            self._untimed += step - self.step
+        self.step = step
+        if diverged is not None:
+            sums = self._model.metric_sums.sums()
+            raise UserError(
+                f"the loss is {sums['loss'] / sums['examples']} at step {diverged} (epoch "
+                f"{diverged / self._steps_per_epoch:.2f}): training has diverged. A lower "
+                "--learning_rate or a longer --warmup may help; checkpoints are kept"
+            )
+
+    def evaluated(self, metrics: Mapping[str, tf.Tensor]) -> None:
+        """Passes on the metrics of an evaluation.
+
+        Raises:
+          RuntimeError: if images are missing or were counted twice.
+        """
+        row = {name: float(value) for name, value in metrics.items()}
+        check_evaluated(row, self._evaluated_examples)
+        evaluation = {"kind": "validation", **self._where(), **row, **self._times()}
+        self.evaluations.add(evaluation)
+        self._write(evaluation)
+
+    def read(self) -> None:
+        """Passes on a row of the steps since the last row, if any.
+
+        Raises:
+          UserError: if too many images cannot be read.
+        """
+        if not self._unread:
+            return
+        sums = self._model.metric_sums.sums()
+        steps, self._unread = self._unread, 0
+        new = {name: sums[name] - self._read_sums[name] for name in sums}
+        self._read_sums = sums
+        if sums["skipped"] > self._max_bad_images:
+            listed = describe(self._model_dir, examples=_BAD_IMAGES_NAMED)
+            raise UserError(
+                f"{sums['skipped']:.0f} images could not be read since the last evaluation, more "
+                f"than max_bad_images={self._max_bad_images}; `imagenet-fast prepare --verify` "
+                "finds damaged shards" + (f"; {listed}" if listed else "")
+            )
+        timed = steps - self._untimed
+        self._untimed = 0
+        self._clock.advance(timed * self._batch_size)
+        examples = max(new["examples"], 1.0)
+        row = {
+            "kind": "train",
+            **self._where(),
+            **{name: new[name] / examples for name in ("loss", "top1", "top5")},
+            "examples": new["examples"],
+            "skipped": new["skipped"],
+            "learning_rate": self._learning_rate(),
+            "images_per_second": self._speed(),
+            **self._times(),
+        }
+        self._write(row)
+
+    def _where(self) -> Row:
+        return {"step": self.step, "epoch": self.step / self._steps_per_epoch}
+
+    def _times(self) -> Row:
+        return {
+            "train_seconds": self._clock.train_seconds,
+            "wall_seconds": self._clock.wall_seconds,
+        }
+
+    def _speed(self) -> float:
+        """Returns images per second since the last row; 0 if nothing was timed."""
+        seconds, images = self._read_time
+        self._read_time = (self._clock.train_seconds, self._clock.timed_images)
+        seconds, images = self._read_time[0] - seconds, self._read_time[1] - images
+        return images / seconds if seconds > 0 else 0.0
+
+    def _learning_rate(self) -> float:
+        optimizer = unwrapped(self._model.optimizer)
+        learning_rate = optimizer.learning_rate
+        if isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            # Optimizers of TensorFlow Addons do not store the last step's learning rate.
+            learning_rate = learning_rate(optimizer.iterations - 1)
+        return float(learning_rate.numpy())
+
+    def _write(self, row: Row) -> None:
+        for logger in self._loggers:
+            logger.write(row)
+
+
+def check_evaluated(row: Row, examples: int) -> None:
+    """Checks that an evaluation saw each image once.
+
+    Raises:
+      RuntimeError: if it did not, which is a bug in this package.
+    """
+    seen = row["examples"] + row["skipped"]
+    if seen != examples:
+        raise RuntimeError(f"evaluation saw {seen:.0f} images, but there are {examples}")

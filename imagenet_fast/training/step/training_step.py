@@ -1,0 +1,461 @@
+"""The training, evaluation and prediction steps of large-batch recipes, as a Keras model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.data.on_device import ImagesOnDevice, gather
+from imagenet_fast.distribute.all_reduce import AllReduce
+from imagenet_fast.distribute.one_call import assign_local, local_values
+from imagenet_fast.optimizers.loss_scale import apply_gradients, scaled_loss
+from imagenet_fast.optimizers.slots import make_slots
+from imagenet_fast.pipeline_parallel.pipeline import Pipeline
+from imagenet_fast.pipeline_parallel.programs import sum_of
+from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
+from imagenet_fast.training.step.losses import class_probabilities, image_losses
+from imagenet_fast.training.step.metric_sums import (
+    NAMES,
+    Metric,
+    MetricSums,
+    batch_sums,
+    skipped_sums,
+)
+from imagenet_fast.training.step.micro_batches import micro_batches
+from imagenet_fast.training.step.mix import Mixer
+from imagenet_fast.training.step.replicated_model import ReplicatedModel
+from imagenet_fast.training.step.selection import Proxy, hardest
+from imagenet_fast.training.step.views import logits_over_views
+
+Tensors = list[tf.Tensor]
+
+
+class TrainingStep(ReplicatedModel):
+    """A functional model from pixels to float32 logits that trains as the papers do.
+
+    Its training step differs from Keras' where the papers do:
+
+    * the loss is the sum over images divided by the *global* batch size, in float32, so one device
+      and any number of replicas take the same step;
+    * micro-batches are accumulated inside the step: one all-reduce, one update of the weights, one
+      update of batch norm's moving averages;
+    * gradients and metrics are all-reduced together, before the optimizer clips or scales;
+    * the reported loss has no loss scale, regularization or float16 rounding;
+    * XLA compiles the whole step on one device; on several it compiles each replica's forward and
+      backward pass, but not the update, which their strategies cannot compile.
+
+    :class:`imagenet_fast.training.step.classifier.Classifier` adds ``fit``, ``evaluate`` and so on.
+
+    Args:
+      inputs: the functional model's input.
+      outputs: its logits, float32 [batch, classes].
+      loss: of an image, see ``image_losses``.
+      label_smoothing: probability spread evenly over all classes.
+      select_by_loss: fraction of each replica's part of a batch to train on, the images with the
+        highest loss, before they are mixed; 1: all. Training metrics are of these images.
+      mixer: mixup and cutmix of the images of each training micro-batch; None: neither.
+      views: test-time augmentation, see ``mean_over_views``.
+      views_fraction: of the images of a batch over whose views logits are averaged, see
+        ``logits_over_views``.
+      accumulation_steps: micro-batches in each replica's part of a step.
+      pipeline: runs the layers from normalized pixels to logits; None: the model itself does.
+      xla: whether XLA compiles the step, or as much of it as it can.
+      name: the model's name.
+
+    Attributes:
+      steps_per_epoch: steps in an epoch; None: those of the data set.
+      all_reduce: the all-reduce of gradients and metrics; None: the strategy's.
+      training_images: makes batches on the device, for data that holds step numbers.
+      validation_images: the same for evaluation.
+      proxy: selects images by its own loss, for ``select_by_loss``; None: the model does.
+      class_weights: of the training loss, float64 [classes]; None: 1.
+      class_numbers: the class of each label, of data with other numbers for the classes than the
+        model; None: the label.
+    """
+
+    def __init__(
+        self,
+        inputs: Any,
+        outputs: Any,
+        *,
+        loss: str = "cross_entropy",
+        label_smoothing: float = 0.0,
+        select_by_loss: float = 1.0,
+        mixer: Mixer | None = None,
+        views: str = "none",
+        views_fraction: float = 1.0,
+        accumulation_steps: int = 1,
+        pipeline: Pipeline | None = None,
+        xla: bool = False,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(inputs=inputs, outputs=outputs, name=name)
+        # Keras' ``loss`` is that of ``compile``.
+        self.image_loss = loss
+        self.label_smoothing = label_smoothing
+        self.select_by_loss = select_by_loss
+        self.mixer = mixer
+        self.views = views
+        self.views_fraction = views_fraction
+        self.accumulation_steps = accumulation_steps
+        self.pipeline = pipeline
+        self.steps_per_epoch: int | None = None
+        self.training_images: ImagesOnDevice | None = None
+        self.validation_images: ImagesOnDevice | None = None
+        self.proxy: Proxy | None = None
+        self.class_weights: np.ndarray | None = None
+        self.class_numbers: Sequence[int] | None = None
+        self.metric_sums = MetricSums()
+        self.all_reduce: AllReduce | StageAllReduce | None = None
+        # Each replica returns the metrics of all replicas, which Keras would add up.
+        self.distribute_reduction_method = "first"
+        self._xla = xla
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Keras' ``compile``; only the optimizer has an effect."""
+        # Weights mark images that do not count; without this Keras warns that it ignores them.
+        super().compile(*args, **{"weighted_metrics": [], **kwargs})
+        # Plain functions unless XLA compiles them: inside tf.functions, replicas of a
+        # MirroredStrategy could not synchronize batch norm.
+        self._forward_backward, self._step = self._gradients, self._take_step
+        # Compiled again each time: the graphs depend on the optimizer and the trainable layers.
+        if self._xla and self.distribute_strategy.num_replicas_in_sync == 1:
+            self._step = _compiled(self._take_step)
+        elif self._xla:
+            self._forward_backward = _compiled(self._gradients)
+
+    def make_train_function(self, force: bool = False) -> Callable[..., Any]:
+        """Keras' ``make_train_function``."""
+        # Slots made in the first step would cause a second trace.
+        self.make_slots()
+        return super().make_train_function(force)
+
+    def make_slots(self) -> None:
+        """Makes the optimizer's variables, otherwise made in its first step."""
+        with self.distribute_strategy.scope():
+            make_slots(self.optimizer, self.trainable_variables)
+            if self.proxy is not None:
+                self.proxy.make_slots()
+
+    def train_step(self, data: Any) -> Mapping[str, tf.Tensor]:
+        """Takes one step on this replica's part of the global batch."""
+        return self._step(data)
+
+    def test_step(self, data: Any) -> Mapping[str, tf.Tensor]:
+        """Adds one batch to the metrics, over all replicas."""
+        images, labels, weights = self.batch(data, "validation")
+        logits = self.logits(images, weights)
+        losses = self._image_losses(logits, labels)
+        sums = batch_sums(logits, losses, labels, weights)
+        context = tf.distribute.get_replica_context()
+        self.metric_sums.add(context.all_reduce(tf.distribute.ReduceOp.SUM, sums))
+        return self.metric_sums.results()
+
+    def predict_step(self, data: Any) -> tf.Tensor:
+        """Returns class probabilities, float32 [batch, classes]."""
+        if _is_step_number(data):
+            images, _, weights = self.batch(data, "validation")
+        else:
+            images, _, weights = keras.utils.unpack_x_y_sample_weight(data)
+            weights = None if weights is None else _per_image("weights are", weights)
+        return class_probabilities(self.logits(images, weights), self.image_loss)
+
+    def batch(self, data: Any, split: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the images, labels and weights of a replica's part of a step.
+
+        Args:
+          data: an element of ``make_dataset``: a batch, or a step number, whose batch is made here,
+            on the device.
+          split: ``train`` or ``validation``.
+        """
+        images, labels, weights = self._stored_batch(data, split)
+        if self.class_numbers is not None:
+            numbers = tf.gather(tf.constant(self.class_numbers, tf.int32), tf.maximum(labels, 0))
+            labels = tf.where(labels < 0, labels, numbers)  # negative: padding
+        return images, labels, weights
+
+    def _stored_batch(self, data: Any, split: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns a :meth:`batch` with the labels of the data."""
+        if not _is_step_number(data):
+            return _unpack(data)
+        images = {"train": self.training_images, "validation": self.validation_images}[split]
+        if images is None:
+            raise UserError(
+                "the data hold step numbers instead of images, as with data_on_device, but this "
+                f"model has no {split} images: build it with the data's Config"
+            )
+        context = tf.distribute.get_replica_context()
+        return images.batch(data["step"], context.replica_id_in_sync_group)
+
+    def logits(self, images: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns the mean logits over the views of each image, float32 [batch, classes].
+
+        Args:
+          images: [batch, height, width, 3], of the model input's dtype.
+          weights: [batch]; 0 for images that do not count; None: all count.
+        """
+        return logits_over_views(
+            self._logits_of_view,
+            images,
+            self.views,
+            self.views_fraction,
+            weights,
+            self.image_loss,
+        )
+
+    def _logits_of_view(self, images: tf.Tensor) -> tf.Tensor:
+        if self.pipeline is None:
+            return self(images, training=False)
+        return self.pipeline.predict(self._normalized(images)).outputs
+
+    def _normalized(self, images: tf.Tensor) -> tf.Tensor:
+        """Returns the input of the pipeline."""
+        return self.get_layer("normalize")(images)
+
+    def gradients(self, data: Any) -> tuple[Tensors, tf.Tensor]:
+        """Returns the gradients and metric sums of a replica's part of a step.
+
+        To be called in a replica. Updates batch-norm statistics and dropout states.
+
+        Args:
+          data: as in :meth:`batch`.
+        """
+        context = tf.distribute.get_replica_context()
+        replica = context.replica_id_in_sync_group
+        batch = whole = self.batch(data, "train")
+        if self.select_by_loss < 1:
+            batch = self._selected(*whole)
+        images = tf.shape(batch[0])[0]
+        global_batch = tf.cast(images * context.num_replicas_in_sync, tf.float32)
+        may_be_partial = not _is_step_number(data) and batch[0].shape[0] is None
+        if may_be_partial and context.num_replicas_in_sync > 1:
+            # Keras splits a smaller last batch unequally between replicas.
+            global_batch = context.all_reduce(
+                tf.distribute.ReduceOp.SUM, tf.cast(images, tf.float32)
+            )
+        random_numbers: tuple[tf.Tensor, ...] = ()
+        if self.mixer is not None:
+            step = self.optimizer.iterations.read_value()
+            random_numbers = (self.mixer.draw(images, step, replica),)
+        gradients, sums = self._accumulate(global_batch, *batch, *random_numbers)
+        if self.select_by_loss < 1:
+            # Unreadable images are counted although none of them is selected.
+            sums += skipped_sums(*whole[1:]) - skipped_sums(*batch[1:])
+        return gradients, sums
+
+    def _selected(
+        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the part of a batch with the highest loss in training mode."""
+        if self.proxy is not None:
+            step = self.optimizer.iterations.read_value()
+            losses = self.proxy.losses(step, images, labels, weights, self.select_by_loss)
+        else:
+            states = self._states()
+            before = local_values(states)
+            losses = self._image_losses(self(images, training=True), labels)
+            assign_local(states, before)
+        places = hardest(losses, weights, self.select_by_loss)
+        return gather(images, places), tf.gather(labels, places), tf.gather(weights, places)
+
+    def update(self, gradients: Tensors) -> None:
+        """Updates the weights and their shadow weights; to be called in a replica.
+
+        Args:
+          gradients: of the trainable variables, summed over the replicas, times the loss scale if
+            there is one.
+        """
+        step = self.optimizer.iterations.read_value()
+        apply_gradients(self.optimizer, gradients, self.trainable_variables)
+        if self.lookahead is not None:
+            self.lookahead.update(step + 1)
+        if self.weight_average is not None:
+            self.weight_average.update(
+                step % self.steps_per_epoch if self.steps_per_epoch else step
+            )
+
+    @property
+    def metrics(self) -> list[Any]:
+        """Keras' ``metrics``: those that a step returns, over all images so far.
+
+        Without them, Keras' progress bar would show means over steps.
+        """
+        return [Metric(name, self.metric_sums) for name in NAMES]
+
+    def reset_metrics(self) -> None:
+        """Keras' ``reset_metrics``, in one call for all metrics."""
+        self.metric_sums.reset()
+
+    def _take_step(self, data: Any) -> Mapping[str, tf.Tensor]:
+        gradients, sums = self.gradients(data)
+        *gradients, sums = self._all_reduce(gradients, sums)
+        self.update(gradients)
+        self.metric_sums.add(sums)
+        return self.metric_sums.results()
+
+    def _all_reduce(self, gradients: Tensors, sums: tf.Tensor) -> Tensors:
+        if self.all_reduce is None:
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, [*gradients, sums])
+        # Metric sums count images: never rounded, even if gradients are.
+        return self.all_reduce(gradients, [sums], variables=self.trainable_variables)
+
+    def _accumulate(self, global_batch: tf.Tensor, *batch: tf.Tensor) -> tuple[Tensors, tf.Tensor]:
+        """Returns this replica's gradients and metric sums, over its micro-batches."""
+        if self.pipeline is not None:
+            return self._pipeline_gradients(self.pipeline, global_batch, *batch)
+        if self.accumulation_steps == 1:
+            return self._forward_backward(global_batch, *batch)
+        parts = micro_batches(batch, self.accumulation_steps)
+        statistics = self._statistics()
+        before = local_values(statistics)
+
+        def add(step: tf.Tensor, *totals: Any) -> tuple[Any, ...]:
+            # Like replicas, micro-batches start from the same statistics; the step applies the mean
+            # of their changes.
+            assign_local(statistics, before)
+            new, new_sums = self._forward_backward(global_batch, *(part[step] for part in parts))
+            changes = [after - start for after, start in zip(local_values(statistics), before)]
+            return step + 1, *tf.nest.map_structure(tf.add, totals, (new, new_sums, changes))
+
+        no_gradients = [tf.zeros(variable.shape) for variable in self.trainable_variables]
+        no_changes = [tf.zeros(variable.shape) for variable in statistics]
+        _, gradients, sums, changes = tf.while_loop(
+            lambda step, *_: step < self.accumulation_steps,
+            add,
+            (tf.constant(0), no_gradients, tf.zeros_like(self.metric_sums.variable), no_changes),
+            parallel_iterations=1,
+        )
+        assign_local(
+            statistics,
+            [start + change / self.accumulation_steps for start, change in zip(before, changes)],
+        )
+        return gradients, sums
+
+    def _gradients(
+        self,
+        global_batch: tf.Tensor,
+        images: tf.Tensor,
+        labels: tf.Tensor,
+        weights: tf.Tensor,
+        *random_numbers: tf.Tensor,
+    ) -> tuple[Tensors, tf.Tensor]:
+        """Returns float32 gradients of a micro-batch's part of the loss, and its metric sums.
+
+        ``random_numbers`` are the mixer's, if there is one.
+        """
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        mixed: Sequence[tf.Tensor] = ()
+        if self.mixer is not None:
+            images, *mixed = self.mixer.mix(images, labels, weights, *random_numbers)
+        with tf.GradientTape() as tape:
+            logits = self(images, training=True)
+            losses = self._training_losses(logits, labels, *mixed)
+            loss = tf.reduce_sum(losses * weights) / global_batch
+            if self.losses:  # regularization: each micro-batch adds its part
+                loss += sum_of(self.losses) / (replicas * self.accumulation_steps)
+            loss = self._scaled(loss)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self._check_gradients(gradients)
+        return gradients, batch_sums(logits, losses, labels, weights)
+
+    def _check_gradients(self, gradients: Sequence[tf.Tensor | None]) -> None:
+        pairs = zip(gradients, self.trainable_variables)
+        unused = [variable.name for gradient, variable in pairs if gradient is None]
+        if unused:
+            raise UserError(
+                f"the loss does not depend on {', '.join(unused)}: set trainable = False in the "
+                "layers of these variables, and compile again"
+            )
+
+    def _pipeline_gradients(
+        self,
+        pipeline: Pipeline,
+        global_batch: tf.Tensor,
+        images: tf.Tensor,
+        labels: tf.Tensor,
+        weights: tf.Tensor,
+        *random_numbers: tf.Tensor,
+    ) -> tuple[Tensors, tf.Tensor]:
+        """Returns the gradients and metric sums of all micro-batches."""
+        mixed: Sequence[tf.Tensor] = ()
+        if self.mixer is not None:
+            parts = micro_batches(
+                [images, labels, weights, *random_numbers], self.accumulation_steps
+            )
+            mixes = [self.mixer.mix(*part) for part in zip(*map(tf.unstack, parts))]
+            images, *mixed = (tf.concat(tensors, axis=0) for tensors in zip(*mixes))
+
+        def loss(logits: tf.Tensor, targets: Tensors) -> tf.Tensor:
+            labels, weights, *mixed = targets
+            losses = self._training_losses(logits, labels, *mixed)
+            return self._scaled(tf.reduce_sum(losses * weights) / global_batch)
+
+        step = pipeline.compute(
+            self._normalized(images),
+            [labels, weights, *mixed],
+            loss,
+            self._scaled(tf.constant(1.0)),
+        )
+        by_variable = {
+            variable.ref(): gradient
+            for variable, gradient in zip(pipeline.variables, step.gradients)
+        }
+        gradients = [by_variable[variable.ref()] for variable in self.trainable_variables]
+        self._check_gradients(gradients)
+        losses = self._training_losses(step.outputs, labels, *mixed)
+        return gradients, batch_sums(step.outputs, losses, labels, weights)
+
+    def _image_losses(self, logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        return image_losses(
+            logits, labels, loss=self.image_loss, label_smoothing=self.label_smoothing
+        )
+
+    def _training_losses(
+        self, logits: tf.Tensor, labels: tf.Tensor, *mixed: tf.Tensor
+    ) -> tf.Tensor:
+        return image_losses(
+            logits,
+            labels,
+            *mixed,
+            loss=self.image_loss,
+            label_smoothing=self.label_smoothing,
+            class_weights=self.class_weights,
+        )
+
+    def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
+        return scaled_loss(self.optimizer, loss)
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function compiled by XLA."""
+    compiled = tf.function(function, jit_compile=True, autograph=False)
+    # Behind a plain function: a SavedModel traces attributes that are tf.functions.
+    return lambda *args: compiled(*args)
+
+
+def _is_step_number(data: Any) -> bool:
+    """Returns whether an element of the data is a step number instead of a batch."""
+    return isinstance(data, Mapping) and set(data) == {"step"}
+
+
+def _unpack(data: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    images, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
+    labels = _per_image("labels are class numbers", labels)
+    weights = tf.ones_like(labels) if weights is None else _per_image("weights are", weights)
+    return images, tf.cast(labels, tf.int32), tf.cast(weights, tf.float32)
+
+
+def _per_image(what: str, values: tf.Tensor) -> tf.Tensor:
+    """Returns [batch] or [batch, 1] as [batch]."""
+    values = tf.convert_to_tensor(values)
+    if values.shape.rank == 2 and values.shape[1] == 1:
+        return tf.squeeze(values, axis=1)
+    if values.shape.rank != 1:
+        raise UserError(f"{what} [batch], but got {values.shape}: one for each image")
+    return values
