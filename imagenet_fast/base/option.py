@@ -108,6 +108,7 @@ OTHER_NAMES = {
 MOST_PIXELS = 8192
 _MOST_VALUES = 1000  # of a list
 _Self = TypeVar("_Self", bound="Options")
+_Part = TypeVar("_Part", bound="Options")
 
 
 class Check(NamedTuple):
@@ -271,6 +272,10 @@ class Options:
             if name not in changes:
                 values[name] = fields[name].default
         return type(self)(**values)
+
+    def part(self, kind: type[_Part]) -> _Part:
+        """Returns the options of one of the groups that these consist of."""
+        return kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(kind)})
 
     @classmethod
     @functools.cache

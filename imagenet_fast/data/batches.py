@@ -16,12 +16,12 @@ import tensorflow as tf
 from imagenet_fast.data import decode
 from imagenet_fast.data.augmentation.augment import Changes, augment, draw_changes
 from imagenet_fast.data.augmentation.crop_boxes import evaluation_crop_boxes, training_crop_boxes
+from imagenet_fast.data.augmentation.options import AugmentationOptions
 from imagenet_fast.data.bad_images import BadImages
 from imagenet_fast.data.examples import ENCODED, HEIGHT, JPEG_INDEX, LABEL, WIDTH
 from imagenet_fast.data.headers import check_header, image_size
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.jpeg.index import cut_jpegs
-from imagenet_fast.data.options import DataOptions
 
 # The label of padding in the last batches of an evaluation.
 PADDING = -1
@@ -37,23 +37,11 @@ _INDEX = {JPEG_INDEX: tf.io.FixedLenFeature([], tf.string, default_value="")}
 # How to make each image of a batch: (encoded image, label, crop box, is_cut, changes).
 Plan = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, Changes]
 
-# Options that do not affect a batch's images, given its records, identities and indexes.
-_NOT_OF_IMAGES = frozenset(
-    {
-        *("model_dir", "batch_size", "accumulation_steps", "eval_batch_size", "seed", "precision"),
-        *("data_dir", "synthetic", "num_classes", "label_offset", "shuffle_buffer", "shard_by"),
-        *("eval_image_size", "train_sizes", "train_until", "size_ramp", "size_ramp_at"),
-        *("data_on_device", "alternating_flip", "augment_in_groups", "mixup_alpha", "cutmix_alpha"),
-        *("cache", "index_cached_jpegs", "cache_dir", "data_threads", "input_servers"),
-        "max_bad_images",
-    }
-)
-
 
 def training_batches(
     order: tf.data.Dataset,
     info: DatasetInfo,
-    options: DataOptions,
+    options: AugmentationOptions,
     threads: int,
     bad_images: BadImages | None = None,
     in_python: bool = True,
@@ -73,7 +61,7 @@ def training_batches(
       ``(images, labels, weights)``, uint8 [batch, image_size, image_size, 3], int32 [batch] and
       float32 [batch]. The weight is 1, or 0 for unreadable images.
     """
-    options = _of_images(options)
+    options = options.part(AugmentationOptions)
     plan = functools.partial(plan_training, info=info, options=options, warn=in_python)
     preprocessing = _Preprocessing(
         "train", info.label_offset, info.num_classes, options, in_python, plan
@@ -87,7 +75,7 @@ def plan_training(
     indexes: tf.Tensor | None = None,
     *,
     info: DatasetInfo,
-    options: DataOptions,
+    options: AugmentationOptions,
     careful: tf.Tensor | bool = False,
     warn: bool = False,
 ) -> Plan:
@@ -116,7 +104,7 @@ def plan_training(
 def evaluation_batches(
     records: tf.data.Dataset,
     info: DatasetInfo,
-    options: DataOptions,
+    options: AugmentationOptions,
     threads: int,
     bad_images: BadImages | None = None,
     in_python: bool = True,
@@ -125,7 +113,7 @@ def evaluation_batches(
 
     The last batch may be smaller.
     """
-    options = _of_images(options)
+    options = options.part(AugmentationOptions)
 
     def plan(records: tf.Tensor, careful: tf.Tensor) -> Plan:
         examples, labels = parse_examples(records, info, options)
@@ -149,7 +137,7 @@ def _cut(
     encoded: tf.Tensor,
     examples: dict[str, tf.Tensor],
     boxes: tf.Tensor,
-    options: DataOptions,
+    options: AugmentationOptions,
     warn: bool,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns images, crop boxes in them, and which images were cut to the blocks around them."""
@@ -159,7 +147,7 @@ def _cut(
     return cut_jpegs(encoded, examples[JPEG_INDEX], boxes, scales, warn)
 
 
-def uses_jpeg_index(options: DataOptions) -> bool:
+def uses_jpeg_index(options: AugmentationOptions) -> bool:
     """Returns whether JPEG indexes are used for decoding."""
     return options.jpeg_index and options.resize_kernel == "native"
 
@@ -169,7 +157,7 @@ def make_image(
     box: tf.Tensor,
     is_cut: tf.Tensor,
     changes: Changes,
-    options: DataOptions,
+    options: AugmentationOptions,
 ) -> tf.Tensor:
     """Returns a decoded, resized and augmented image, uint8 [image_size, image_size, 3].
 
@@ -186,7 +174,7 @@ def make_image(
     return augment(image, changes, options)
 
 
-def unreadable(options: DataOptions, label: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def unreadable(options: AugmentationOptions, label: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns a placeholder (image, label, weight) of weight 0."""
     size = options.image_size
     return tf.zeros([size, size, 3], tf.uint8), tf.constant(label, tf.int32), tf.constant(0.0)
@@ -208,15 +196,9 @@ class _Preprocessing:
     split: str
     label_offset: int
     num_classes: int
-    options: DataOptions
+    options: AugmentationOptions
     in_python: bool
     plan: Callable[..., Plan] = dataclasses.field(compare=False)
-
-
-def _of_images(options: DataOptions) -> DataOptions:
-    """Returns the options that affect images, and all others at their defaults."""
-    names = {field.name for field in dataclasses.fields(DataOptions)} - _NOT_OF_IMAGES
-    return DataOptions(**{name: getattr(options, name) for name in names})
 
 
 # Several, because a run has training and evaluation, of perhaps several sizes.
@@ -293,7 +275,7 @@ def _batches(
 
 
 def parse_examples(
-    records: tf.Tensor, info: DatasetInfo, options: DataOptions
+    records: tf.Tensor, info: DatasetInfo, options: AugmentationOptions
 ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
     """Returns the examples' fields, and their classes, which are checked to be in range.
 
@@ -308,7 +290,7 @@ def parse_examples(
 
 
 def _sizes(
-    examples: dict[str, tf.Tensor], options: DataOptions, careful: tf.Tensor | bool
+    examples: dict[str, tf.Tensor], options: AugmentationOptions, careful: tf.Tensor | bool
 ) -> tf.Tensor:
     """Returns images' heights and widths, int32 [images, 2].
 
@@ -319,7 +301,7 @@ def _sizes(
     return tf.cond(use_records, lambda: sizes, lambda: _header_sizes(examples, options))
 
 
-def _header_sizes(examples: dict[str, tf.Tensor], options: DataOptions) -> tf.Tensor:
+def _header_sizes(examples: dict[str, tf.Tensor], options: AugmentationOptions) -> tf.Tensor:
     """Returns images' heights and widths, int32 [images, 2], from the images' headers."""
     return tf.map_fn(
         lambda image: image_size(image, options.max_pixels),

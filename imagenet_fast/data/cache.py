@@ -23,35 +23,20 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import open_new, temporary_beside
 from imagenet_fast.base.paths import Path, is_local, to_local_path, to_path
 from imagenet_fast.data.augmentation.augment import Changes, augment, draw_changes
+from imagenet_fast.data.augmentation.options import AugmentationOptions
 from imagenet_fast.data.bad_images import BadImages
 from imagenet_fast.data.batches import evaluation_batches, uses_jpeg_index
 from imagenet_fast.data.examples import ENCODED, HEIGHT, JPEG_INDEX, WIDTH
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.jpeg.index import LEAST_PIXELS, index_jpegs
-from imagenet_fast.data.options import DataOptions
+from imagenet_fast.data.options import DataOptions, SourceOptions
 from imagenet_fast.data.order import SplitPart, part_reader
+from imagenet_fast.data.pixel_options import PixelOptions
 from imagenet_fast.data.shards import shard_reader
 
 # Size and modification time of each file.
 _States = tuple[tuple[int, int], ...]
 
-# The options that determine decoded images, before random changes.
-_PREPARATION = (
-    "data_dir",
-    "num_classes",
-    "label_offset",
-    "image_size",
-    "eval_crop_fraction",
-    "eval_crop",
-    "resize_method",
-    "antialias",
-    "resize_kernel",
-    "jpeg_dct",
-    "jpeg_scaling",
-    "jpeg_index",
-    "jpeg_upsampling",
-    "max_pixels",
-)
 _DECODED_AT_ONCE = 256
 _INDEXED_AT_ONCE = 64
 _INDEXED = {
@@ -194,8 +179,8 @@ def images_of(
       threads: Number of threads that decode.
       bad_images: Lists unreadable images.
     """
-    prepared = DataOptions(**{name: getattr(options, name) for name in _PREPARATION}, batch_size=1)
-    return _images_of(part, _states(part), split, prepared, threads, bad_images)
+    source, pixels = options.part(SourceOptions), options.part(PixelOptions)
+    return _images_of(part, _states(part), split, source, pixels, threads, bad_images)
 
 
 # Two: training and validation images.
@@ -204,7 +189,8 @@ def _images_of(
     part: SplitPart,
     states: _States,
     split: str,
-    options: DataOptions,
+    source: SourceOptions,
+    pixels: PixelOptions,
     threads: int,
     bad_images: BadImages | None,
 ) -> tuple[tf.Tensor, ...]:
@@ -212,7 +198,9 @@ def _images_of(
     count = part.examples
     read = part_reader(shard_reader(part.paths))
     records = part.shards().flat_map(read).batch(_DECODED_AT_ONCE)
-    images = evaluation_batches(records, read_info(options), options, threads, bad_images).unbatch()
+    # Nothing is changed at random.
+    options = AugmentationOptions(**vars(pixels))
+    images = evaluation_batches(records, read_info(source), options, threads, bad_images).unbatch()
     with _announced(f"{count} {split} images, {count * 3 * options.image_size**2 / 1e6:.0f} MB"):
         return images.batch(count).get_single_element()
 

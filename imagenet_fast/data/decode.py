@@ -17,7 +17,7 @@ from imagenet_fast.data.augmentation.augment import flip
 from imagenet_fast.data.augmentation.crop_boxes import evaluation_crop_boxes
 from imagenet_fast.data.headers import check_header, check_scans, is_jpeg
 from imagenet_fast.data.jpeg import resize_op
-from imagenet_fast.data.options import DataOptions
+from imagenet_fast.data.pixel_options import PixelOptions
 
 _DCT_METHODS = {"accurate": "INTEGER_ACCURATE", "fast": "INTEGER_FAST"}
 # The factors by which libjpeg can shrink while decoding.
@@ -27,7 +27,7 @@ _PIXELS_AT_ONCE = 2**20
 
 
 def decode_crop_and_resize(
-    encoded: tf.Tensor, box: tf.Tensor, options: DataOptions, flipped: tf.Tensor | None = None
+    encoded: tf.Tensor, box: tf.Tensor, options: PixelOptions, flipped: tf.Tensor | None = None
 ) -> tf.Tensor:
     """Decodes a crop of an image and resizes it.
 
@@ -45,7 +45,7 @@ def decode_crop_and_resize(
 
 
 def decode_cut_or_crop(
-    encoded: tf.Tensor, box: tf.Tensor, is_cut: tf.Tensor, options: DataOptions
+    encoded: tf.Tensor, box: tf.Tensor, is_cut: tf.Tensor, options: PixelOptions
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Decodes a JPEG that was cut around a crop, or the crop of another image.
 
@@ -73,7 +73,7 @@ def decode_cut_or_crop(
     return tf.cond(is_cut, cut, crop)
 
 
-def evaluation_image(encoded: tf.Tensor, options: DataOptions) -> tf.Tensor:
+def evaluation_image(encoded: tf.Tensor, options: PixelOptions) -> tf.Tensor:
     """Decodes an image and resizes its centre, as evaluation does, for exported models.
 
     It uses TensorFlow's ops only, and accepts images that did not go through ``imagenet-fast
@@ -100,7 +100,7 @@ def evaluation_image(encoded: tf.Tensor, options: DataOptions) -> tf.Tensor:
     return resize(image, options.replace(resize_kernel="tensorflow"))
 
 
-def decode_crop(encoded: tf.Tensor, box: tf.Tensor, options: DataOptions) -> tf.Tensor:
+def decode_crop(encoded: tf.Tensor, box: tf.Tensor, options: PixelOptions) -> tf.Tensor:
     """Returns uint8 [height, width, 3] of ``box``, or fewer pixels with ``jpeg_scaling``."""
 
     def png() -> tf.Tensor:
@@ -143,7 +143,7 @@ def _on_white(pixels: tf.Tensor) -> tf.Tensor:
     return blended.concat()
 
 
-def _decode_jpeg(encoded: tf.Tensor, box: tf.Tensor, options: DataOptions) -> tf.Tensor:
+def _decode_jpeg(encoded: tf.Tensor, box: tf.Tensor, options: PixelOptions) -> tf.Tensor:
     def decode_at(ratio: int) -> tf.Tensor:
         return tf.image.decode_and_crop_jpeg(
             encoded, _scaled(box, ratio), ratio=ratio, **_jpeg_arguments(options)
@@ -152,7 +152,7 @@ def _decode_jpeg(encoded: tf.Tensor, box: tf.Tensor, options: DataOptions) -> tf
     return _at_ratio(decode_at, box, options)
 
 
-def _jpeg_arguments(options: DataOptions) -> dict[str, Any]:
+def _jpeg_arguments(options: PixelOptions) -> dict[str, Any]:
     return {
         "channels": 3,
         "fancy_upscaling": options.jpeg_upsampling == "smooth",
@@ -160,7 +160,7 @@ def _jpeg_arguments(options: DataOptions) -> dict[str, Any]:
     }
 
 
-def _at_ratio(decode_at: Callable[[int], Any], box: tf.Tensor, options: DataOptions) -> Any:
+def _at_ratio(decode_at: Callable[[int], Any], box: tf.Tensor, options: PixelOptions) -> Any:
     """Returns what ``decode_at`` does with the ratio of :func:`jpeg_ratios` for a box."""
     if not options.jpeg_scaling:
         return decode_at(1)
@@ -168,14 +168,14 @@ def _at_ratio(decode_at: Callable[[int], Any], box: tf.Tensor, options: DataOpti
     return tf.switch_case(_ratio_number(box, options), branches)
 
 
-def jpeg_ratios(boxes: tf.Tensor, options: DataOptions) -> tf.Tensor:
+def jpeg_ratios(boxes: tf.Tensor, options: PixelOptions) -> tf.Tensor:
     """Returns by how much JPEGs are decoded smaller, int32 [images], for boxes [images, 4]."""
     if not options.jpeg_scaling:
         return tf.ones_like(boxes[:, 0])
     return tf.gather(_JPEG_RATIOS, _ratio_number(boxes, options))
 
 
-def _ratio_number(boxes: tf.Tensor, options: DataOptions) -> tf.Tensor:
+def _ratio_number(boxes: tf.Tensor, options: PixelOptions) -> tf.Tensor:
     """Returns indices of ``_JPEG_RATIOS``, int32 [...], for boxes int32 [..., 4]."""
     max_ratio = tf.reduce_min(boxes[..., 2:], axis=-1, keepdims=True) // options.image_size
     return tf.reduce_sum(tf.cast(max_ratio >= _JPEG_RATIOS[1:], tf.int32), axis=-1)
@@ -192,7 +192,7 @@ def _scaled(box: tf.Tensor, ratio: int) -> tf.Tensor:
 
 def resize(
     image: tf.Tensor,
-    options: DataOptions,
+    options: PixelOptions,
     flipped: tf.Tensor | None = None,
     box: tf.Tensor | None = None,
 ) -> tf.Tensor:

@@ -14,7 +14,7 @@ from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data.examples import LABEL, decode_example
 from imagenet_fast.data.manifest import JOURNAL
-from imagenet_fast.data.options import DataOptions
+from imagenet_fast.data.options import SourceOptions
 from imagenet_fast.data.preparation import Preparation
 from imagenet_fast.data.records import CorruptRecordError, index_shard, read_records
 
@@ -74,7 +74,7 @@ def numbered_labels(num_classes: int) -> tuple[str, ...]:
     return tuple(str(label) for label in range(num_classes))
 
 
-def read_info(options: DataOptions) -> DatasetInfo:
+def read_info(options: SourceOptions) -> DatasetInfo:
     """Returns the data set of ``options``, after checking it without reading all of it.
 
     Raises:
@@ -98,7 +98,7 @@ def read_info(options: DataOptions) -> DatasetInfo:
     return _from_shards(directory, options)
 
 
-def _from_manifest(directory: Path, options: DataOptions) -> DatasetInfo:
+def _from_manifest(directory: Path, options: SourceOptions) -> DatasetInfo:
     manifest = manifests.read_manifest(directory)
     if options.num_classes not in (0, manifest.num_classes):
         raise UserError(
@@ -133,7 +133,7 @@ def _checksum(split: manifests.Split) -> str:
     return hashlib.sha256("".join(shard.sha256 for shard in split.shards).encode()).hexdigest()
 
 
-def _from_shards(directory: Path, options: DataOptions) -> DatasetInfo:
+def _from_shards(directory: Path, options: SourceOptions) -> DatasetInfo:
     """Describes shards that another converter wrote."""
     if (directory / JOURNAL).exists():
         raise UserError(

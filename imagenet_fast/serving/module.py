@@ -19,7 +19,7 @@ from imagenet_fast.data.preparation import Preparation
 from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.serving.as_in_shard import as_in_shard
-from imagenet_fast.training.build.model import build_classifier, with_model
+from imagenet_fast.training.build.model import build_classifier
 from imagenet_fast.training.checkpoints.checkpoint import restore_weights
 from imagenet_fast.training.checkpoints.model_dir import (
     check_network,
@@ -28,6 +28,7 @@ from imagenet_fast.training.checkpoints.model_dir import (
     read_preparation,
 )
 from imagenet_fast.training.checkpoints.sizes import no_larger_than
+from imagenet_fast.training.run import with_model
 from imagenet_fast.training.step.classifier import Classifier
 from imagenet_fast.training.step.losses import class_probabilities
 from imagenet_fast.training.step.views import mean_over_views

@@ -13,7 +13,7 @@ from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.steps import evaluation_steps
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.models.custom import CustomModel
-from imagenet_fast.training.build.model import build_for_evaluation, with_model
+from imagenet_fast.training.build.model import build_for_evaluation
 from imagenet_fast.training.checkpoints.checkpoint import restore_weights
 from imagenet_fast.training.checkpoints.model_dir import (
     check_network,
@@ -27,6 +27,7 @@ from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.logs.recorder import check_evaluated
 from imagenet_fast.training.report.class_metrics import class_metrics
 from imagenet_fast.training.report.error_analysis import analyze_errors
+from imagenet_fast.training.run import Run, with_model
 
 # The default batch has at most this many images per device.
 _IMAGES_PER_DEVICE = 256
@@ -63,7 +64,8 @@ def evaluate(
         unreadable, or another worker stops.
     """
     with errors_explained("evaluates again", config.pipeline_servers):
-        check_network(with_model(config, model))
+        config = with_model(config, model)
+        check_network(config)
         # Batch norm needs no groups in evaluation, whose devices may not fit them.
         config = config.replace(batch_norm_batch_size=0)
         strategy = make_strategy(config)
@@ -89,7 +91,7 @@ def evaluate(
             unlisted = unlisted.replace(data_on_device=False)
         path = checkpoint_of(config.model_dir, checkpoint)
         with no_larger_than(path, strategy.num_replicas_in_sync):
-            classifier = build_for_evaluation(unlisted, model, labels=labels)
+            classifier = build_for_evaluation(Run(unlisted, info, strategy), model, labels=labels)
         if class_numbers != tuple(range(len(labels))):
             _say_which_are_missing(config, info, labels)
             classifier.class_numbers = class_numbers

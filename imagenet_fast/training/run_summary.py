@@ -5,56 +5,55 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.distribute.batch_norm_groups import images_together
-from imagenet_fast.distribute.devices import RunDevices
-from imagenet_fast.distribute.strategy import per_replica_batch_size
+from imagenet_fast.distribute.devices import RunDevices, run_devices
+from imagenet_fast.distribute.strategy import devices_of, per_replica_batch_size
 from imagenet_fast.models.options import ModelOptions
 from imagenet_fast.optimizers.batch_tables import describe
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
+from imagenet_fast.training.run import Run
 from imagenet_fast.training.step.classifier import Classifier
 
 
-def run_summary(
-    config: Config,
-    info: DatasetInfo,
-    model: Classifier,
-    devices: RunDevices,
-    *,
-    first_step: int,
-    total_steps: int,
-    steps_per_epoch: int,
-) -> str:
+def run_summary(run: Run, model: Classifier, first_step: int) -> str:
     """Returns a one-line summary of a run, for its start.
 
     Args:
-      config: of the run.
-      info: of its data.
+      run: the run.
       model: the model to train.
-      devices: the devices to train on.
       first_step: 0, or the step from which the run resumes.
-      total_steps: steps of the whole run.
-      steps_per_epoch: weight updates in an epoch.
     """
-    strategy = model.distribute_strategy
+    config, info, strategy = run.config, run.info, run.strategy
     replicas, parts = strategy.num_replicas_in_sync, config.accumulation_steps
     return (
         f"{config.model} on {info.name} ({info.splits['train'].examples} training images, "
-        f"{info.num_classes} classes), {devices}, "
+        f"{info.num_classes} classes), {model_devices(model)}, "
         f"{config.precision}; batch {config.batch_size} = {replicas} x "
         f"{per_replica_batch_size(config, strategy)}"
         + (f" in {parts} micro-batches" if parts > 1 else "")
         + _stages(model.pipeline)
         + _batch_norm(config, strategy)
-        + f"; {total_steps} steps of {steps_per_epoch} an epoch"
+        + f"; {run.total_steps} steps of {run.steps_per_epoch} an epoch"
         + (f", from step {first_step}" if first_step else "")
         + image_memory(config, info)
         + _class_weights(model, info)
         + (f"; classes sampled: {config.sampling}" if config.sampling else "")
         + (f"; {describe(config.batch_table, config.batch_size)}" if config.batch_table else "")
     )
+
+
+def model_devices(model: Classifier) -> RunDevices:
+    """Returns the devices that compute."""
+    strategy, pipeline = model.distribute_strategy, model.pipeline
+    return run_devices(strategy, devices_of(strategy) if pipeline is None else pipeline.devices)
+
+
+def device_count(model: Classifier) -> int:
+    """Returns the number of devices that compute, of all workers."""
+    per_replica = 1 if model.pipeline is None else len(model.pipeline.devices)
+    return model.distribute_strategy.num_replicas_in_sync * per_replica
 
 
 def _class_weights(model: Classifier, info: DatasetInfo) -> str:

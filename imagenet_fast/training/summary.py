@@ -12,11 +12,11 @@ from imagenet_fast.base.files import write_file
 from imagenet_fast.base.outside import Count, check_types, read_json
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.data import bad_images
-from imagenet_fast.distribute.devices import RunDevices
 from imagenet_fast.training.checkpoints.damaged import damaged_checkpoints
 from imagenet_fast.training.logs.clock import Clock
 from imagenet_fast.training.logs.metrics_file import best_evaluation, read_rows
-from imagenet_fast.training.options import RunOptions
+from imagenet_fast.training.run import Run
+from imagenet_fast.training.run_summary import device_count, model_devices
 from imagenet_fast.training.step.classifier import Classifier
 
 FILE = "summary.json"
@@ -55,32 +55,20 @@ _OTHERS = {
 
 
 def make_summary(
-    options: RunOptions,
-    model: Classifier,
-    clock: Clock,
-    runs_on: RunDevices,
-    *,
-    step: int,
-    steps_per_epoch: int,
-    devices: int,
-    chief: bool,
-    stopped: str = "",
+    run: Run, model: Classifier, clock: Clock, *, step: int, stopped: str = ""
 ) -> dict[str, Any]:
     """Returns the results of a run.
 
     Args:
-      options: of the run.
+      run: the run; processes other than its chief have no results from files.
       model: the trained model.
       clock: of the run.
-      runs_on: its devices.
       step: weight updates done.
-      steps_per_epoch: weight updates in an epoch.
-      devices: number of devices.
-      chief: whether this process is the chief; others have no results from files.
       stopped: why the run ended before its last step; empty: it did not.
     """
-    rows = read_rows(options.model_dir) if chief else []
-    unreadable = bad_images.read_bad_images(options.model_dir) if chief else []
+    options, runs_on = run.config, model_devices(model)
+    rows = read_rows(options.model_dir) if run.chief else []
+    unreadable = bad_images.read_bad_images(options.model_dir) if run.chief else []
     training = [row for row in rows if row["kind"] == "train"]
     validation = [row for row in rows if row["kind"] == "validation"]
     last = validation[-1] if validation else {}
@@ -97,15 +85,15 @@ def make_summary(
         "images_skipped_in_training": sum(row.get("skipped", 0) for row in training),
         "images_skipped_in_evaluation": last.get("skipped"),
         "bad_images": bad_images.count_kinds(unreadable),
-        "damaged_checkpoints": damaged_checkpoints(options.model_dir) if chief else [],
-        "epochs": step / steps_per_epoch,
+        "damaged_checkpoints": damaged_checkpoints(options.model_dir) if run.chief else [],
+        "epochs": step / run.steps_per_epoch,
         "steps": step,
         "stopped": stopped or None,
         "train_seconds": clock.train_seconds,
         "compile_seconds": clock.compile_seconds,
         "wall_seconds": clock.wall_seconds,
         "images_per_second": clock.images_per_second,
-        "images_per_second_per_device": clock.images_per_second / devices,
+        "images_per_second_per_device": clock.images_per_second / device_count(model),
         "target_top1": options.stop_at_accuracy or None,
         "train_seconds_to_target": reached.get("train_seconds"),
         "wall_seconds_to_target": reached.get("wall_seconds"),
@@ -115,6 +103,7 @@ def make_summary(
         "devices": runs_on.kind.split("+"),
         "collective": runs_on.collective,
         **environment.provenance(),
+        "data": run.info.name,
     }
 
 

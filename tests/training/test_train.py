@@ -309,7 +309,7 @@ def test_a_killed_run_ends_with_the_same_weights(config, summary, tmp_path, run_
 
 def test_other_options_need_another_model_dir(config, summary, monkeypatch):
     # Found before a model is built, for which images may have to be read.
-    monkeypatch.setattr(f"{train.__module__}.build_model", lambda _: pytest.fail("too late"))
+    monkeypatch.setattr("imagenet_fast.training.start.build", lambda _: pytest.fail("late"))
     with pytest.raises(UserError, match=r"other options \(seed is 0 there, 1 here"):
         train(config.replace(seed=1))
     assert Config.from_json(pathlib.Path(config.model_dir, "config.json").read_text()) == config
@@ -534,7 +534,7 @@ def test_a_run_does_not_resume_with_more_or_fewer_images(config, summary, tmp_pa
     info = read_info(config)
     fewer = dataclasses.replace(info.splits["train"], examples=1400)
     other = dataclasses.replace(info, splits={**info.splits, "train": fewer})
-    monkeypatch.setattr("imagenet_fast.training.train.read_info", lambda config: other)
+    monkeypatch.setattr("imagenet_fast.training.run.read_info", lambda config: other)
     message = f"has 1400 training images, but the run in {run} started with 1438; use those"
     with pytest.raises(UserError, match=message):
         train(config.replace(model_dir=str(run)))

@@ -12,7 +12,7 @@ import tensorflow as tf
 from imagenet_fast.data.augmentation import auto_augment, stateless_random
 from imagenet_fast.data.augmentation.crop_boxes import first_that_fits, place_boxes
 from imagenet_fast.data.augmentation.image_operations import apply
-from imagenet_fast.data.options import DataOptions
+from imagenet_fast.data.augmentation.options import AugmentationOptions
 
 Changes = dict[str, tf.Tensor]
 
@@ -31,7 +31,7 @@ _RGB_OF_CHROMA = np.array([[0, 1.402], [-0.344136, -0.714136], [1.772, 0]], np.f
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 
-def draw_changes(identities: tf.Tensor, options: DataOptions) -> Changes:
+def draw_changes(identities: tf.Tensor, options: AugmentationOptions) -> Changes:
     """Draws the augmentation of training images.
 
     Args:
@@ -81,7 +81,7 @@ def draw_flips(identities: tf.Tensor) -> tf.Tensor:
     return stateless_random.uniform(identities, "flip", 1)[:, 0] < 0.5
 
 
-def draw_light(identities: tf.Tensor, options: DataOptions) -> tf.Tensor:
+def draw_light(identities: tf.Tensor, options: AugmentationOptions) -> tf.Tensor:
     """Draws changes of brightness and contrast, uniform within ``brightness`` and ``contrast``.
 
     Returns:
@@ -91,7 +91,7 @@ def draw_light(identities: tf.Tensor, options: DataOptions) -> tf.Tensor:
     return numbers * [options.brightness, options.contrast] + [0.0, 1.0]
 
 
-def draw_erased(identities: tf.Tensor, options: DataOptions) -> tf.Tensor:
+def draw_erased(identities: tf.Tensor, options: AugmentationOptions) -> tf.Tensor:
     """Draws the boxes of random erasing (Zhong et al. 2017), as torchvision's ``RandomErasing``.
 
     The area is uniform in .02 to .33 of the image, the ratio of height to width log-uniform in .3
@@ -123,7 +123,7 @@ def draw_erased(identities: tf.Tensor, options: DataOptions) -> tf.Tensor:
     return tf.where(chances < options.random_erasing, boxes, nothing)
 
 
-def augment(image: tf.Tensor, changes: Changes, options: DataOptions) -> tf.Tensor:
+def augment(image: tf.Tensor, changes: Changes, options: AugmentationOptions) -> tf.Tensor:
     """Augments an image: shift, flip, operations, colour changes, cutout, erasing.
 
     RandAugment and TrivialAugment follow the flip, as in torchvision: shears do not commute with
@@ -184,7 +184,7 @@ def flip(image: tf.Tensor, flipped: tf.Tensor) -> tf.Tensor:
     return tf.cond(flipped, lambda: tf.reverse(image, [1]), lambda: image)
 
 
-def cut_out(images: tf.Tensor, corners: tf.Tensor, options: DataOptions) -> tf.Tensor:
+def cut_out(images: tf.Tensor, corners: tf.Tensor, options: AugmentationOptions) -> tf.Tensor:
     """Fills a square of each image with the mean colour: cutout (DeVries and Taylor 2017).
 
     Args:
@@ -198,7 +198,7 @@ def cut_out(images: tf.Tensor, corners: tf.Tensor, options: DataOptions) -> tf.T
     return tf.where(inside[..., tf.newaxis], _mean_color(options), images)
 
 
-def erase(image: tf.Tensor, box: tf.Tensor, options: DataOptions) -> tf.Tensor:
+def erase(image: tf.Tensor, box: tf.Tensor, options: AugmentationOptions) -> tf.Tensor:
     """Fills a box of an image with the mean colour, as torchvision's ``RandomErasing``.
 
     Args:
@@ -212,7 +212,7 @@ def erase(image: tf.Tensor, box: tf.Tensor, options: DataOptions) -> tf.Tensor:
     return tf.where(inside[..., tf.newaxis], _mean_color(options), image)
 
 
-def _mean_color(options: DataOptions) -> tf.Tensor:
+def _mean_color(options: AugmentationOptions) -> tf.Tensor:
     """Returns ``pixel_mean``, which normalization maps to 0, rounded to uint8."""
     return tf.constant([round(value) for value in options.pixel_mean], tf.uint8)
 
@@ -237,7 +237,7 @@ def color_jitter(image: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
     return brightness * image
 
 
-def change_light(images: tf.Tensor, changes: tf.Tensor, options: DataOptions) -> tf.Tensor:
+def change_light(images: tf.Tensor, changes: tf.Tensor, options: AugmentationOptions) -> tf.Tensor:
     """Changes the brightness and contrast of normalized pixels, as Hiverge's speedrun (2025).
 
     Normalized pixels x become ``factor * (x + shift)``.

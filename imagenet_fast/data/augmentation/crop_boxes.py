@@ -7,7 +7,8 @@ import math
 import tensorflow as tf
 
 from imagenet_fast.data.augmentation import stateless_random
-from imagenet_fast.data.options import DataOptions
+from imagenet_fast.data.augmentation.options import AugmentationOptions
+from imagenet_fast.data.pixel_options import PixelOptions
 
 # Bounds of a random crop's width divided by its height.
 _ASPECT_RATIOS = (3 / 4, 4 / 3)
@@ -15,7 +16,9 @@ _ASPECT_RATIOS = (3 / 4, 4 / 3)
 _MIN_COVERED = 0.1
 
 
-def training_crop_boxes(sizes: tf.Tensor, identities: tf.Tensor, options: DataOptions) -> tf.Tensor:
+def training_crop_boxes(
+    sizes: tf.Tensor, identities: tf.Tensor, options: AugmentationOptions
+) -> tf.Tensor:
     """Returns the crop boxes of training images by ``options.train_crop``.
 
     Args:
@@ -34,7 +37,7 @@ def training_crop_boxes(sizes: tf.Tensor, identities: tf.Tensor, options: DataOp
     return draw_boxes(sizes, tf.unstack(numbers, axis=1), options)
 
 
-def evaluation_crop_boxes(sizes: tf.Tensor, options: DataOptions) -> tf.Tensor:
+def evaluation_crop_boxes(sizes: tf.Tensor, options: PixelOptions) -> tf.Tensor:
     """Returns evaluation's central crops, int32 [images, 4]: top, left, height, width."""
     if options.eval_crop == "proportional":
         return _proportional_centres(sizes, options.eval_crop_fraction)
@@ -42,7 +45,7 @@ def evaluation_crop_boxes(sizes: tf.Tensor, options: DataOptions) -> tf.Tensor:
 
 
 def _random_resized_boxes(
-    sizes: tf.Tensor, numbers: list[tf.Tensor], options: DataOptions
+    sizes: tf.Tensor, numbers: list[tf.Tensor], options: AugmentationOptions
 ) -> tf.Tensor:
     """Draws crop boxes as torchvision's ``RandomResizedCrop`` does.
 
@@ -71,7 +74,9 @@ def _random_resized_boxes(
     return first_that_fits(boxes, seen & fits, _largest_centre_boxes(sizes))
 
 
-def _inception_boxes(sizes: tf.Tensor, numbers: list[tf.Tensor], options: DataOptions) -> tf.Tensor:
+def _inception_boxes(
+    sizes: tf.Tensor, numbers: list[tf.Tensor], options: AugmentationOptions
+) -> tf.Tensor:
     """Draws crop boxes as Google's TPU code and the MLPerf reference code do.
 
     The algorithm is that of TensorFlow's ``sample_distorted_bounding_box``, vectorized. The aspect

@@ -15,10 +15,10 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.native_ops import load_ops
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.data.jpeg.index import load_jpeg_ops
-from imagenet_fast.data.options import DataOptions
+from imagenet_fast.data.pixel_options import PixelOptions
 from imagenet_fast.data.shards import load_record_op
 
-_Options = TypeVar("_Options", bound=DataOptions)
+_Options = TypeVar("_Options", bound=PixelOptions)
 _SOURCE = pathlib.Path(__file__).with_suffix(".cc")
 
 

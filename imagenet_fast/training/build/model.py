@@ -15,23 +15,22 @@ from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.config import Config
+from imagenet_fast.data.augmentation.options import AugmentationOptions
 from imagenet_fast.data.dataset import make_images_on_device
-from imagenet_fast.data.info import DatasetInfo, read_info
-from imagenet_fast.data.options import DataOptions, InputOptions
-from imagenet_fast.data.steps import steps_per_epoch
+from imagenet_fast.data.info import DatasetInfo
+from imagenet_fast.data.options import InputOptions
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.distribute.options import ClusterOptions
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.strategy import (
-    make_strategy,
     per_replica_batch_size,
     tpu_coordinates,
 )
 from imagenet_fast.distribute.tpu import is_tpu
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.models import network_of
-from imagenet_fast.models.custom import CustomModel, name_of
+from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.models.options import is_custom
 from imagenet_fast.optimizers.lookahead import Lookahead
 from imagenet_fast.optimizers.options import UpdateOptions
@@ -43,8 +42,9 @@ from imagenet_fast.training.build.fine_tune import freeze, load_initial_weights
 from imagenet_fast.training.build.fusion_trials import choose_fusion
 from imagenet_fast.training.build.network import build_network, with_stages_for_devices
 from imagenet_fast.training.build.optimizer import build_optimizer
-from imagenet_fast.training.build.schedule import build_schedule, total_steps, warn_of_short_run
+from imagenet_fast.training.build.schedule import build_schedule, warn_of_short_run
 from imagenet_fast.training.build.whitening import whiten
+from imagenet_fast.training.run import Run, make_run
 from imagenet_fast.training.step.classifier import Classifier
 from imagenet_fast.training.step.losses import start_at_equal_probabilities
 from imagenet_fast.training.step.micro_batches import rounded_part
@@ -64,8 +64,6 @@ def build_model(
     strategy: tf.distribute.Strategy | None = None,
     *,
     model: CustomModel | None = None,
-    fusion: Fusion | None = None,
-    restored: bool = False,
 ) -> Classifier:
     """Returns the compiled model that ``config`` describes, made in its strategy's scope.
 
@@ -79,25 +77,43 @@ def build_model(
         the (height, width, 3) of an image to a Keras model that returns logits, called in the
         strategy's scope and under the precision policy; or a functional or sequential Keras model,
         which is copied with its weights.
-      fusion: gradient buckets chosen earlier in the run; None: those of ``config``.
-      restored: whether a checkpoint will be restored, so that neither ``initial_weights`` nor
-        images for whitening need to be read.
 
     Raises:
       UserError: if the data, the hardware, the initial weights or an option cannot be used.
     """
-    config, info = with_model(config, model), read_info(config)
-    build_schedule(config, steps_per_epoch(info, config))
+    return build(make_run(config, model, strategy), model)
+
+
+def build(
+    run: Run,
+    custom: CustomModel | None = None,
+    *,
+    fusion: Fusion | None = None,
+    restored: bool = False,
+) -> Classifier:
+    """Returns the compiled model of a run, as :func:`build_model`.
+
+    Args:
+      run: the run.
+      custom: the user's own network, for which ``config.model`` stands; None: the one it names.
+      fusion: gradient buckets chosen earlier in the run; None: those of its configuration.
+      restored: whether a checkpoint will be restored, so that neither ``initial_weights`` nor
+        images for whitening need to be read.
+
+    Raises:
+      UserError: as :func:`build_model`.
+    """
+    config, info, strategy = run.config, run.info, run.strategy
+    build_schedule(config, run.steps_per_epoch)
     if len(info.labels) == 1:
         warn_once(f"there is only one class, {info.labels[0]}: every prediction will be right")
-    warn_of_short_run(config, steps_per_epoch(info, config))
-    _warn_of_unused_sizes(config, steps_per_epoch(info, config))
-    _warn_of_initial_weights(config, steps_per_epoch(info, config))
-    strategy = strategy or make_strategy(config)
+    warn_of_short_run(config, run.steps_per_epoch)
+    _warn_of_unused_sizes(run)
+    _warn_of_initial_weights(run)
     per_replica_batch_size(config, strategy)
     _check_loss_scaling(config, strategy)
     _check_selection(config, strategy)
-    classifier = _build_uncompiled(config, info.labels, strategy, model)
+    classifier = _build_uncompiled(config, info.labels, strategy, custom)
     if not classifier.trainable_variables:
         raise UserError(
             f"model {classifier.name} has nothing to train: all its layers have trainable = False, "
@@ -109,17 +125,19 @@ def build_model(
         if classifier.mixer is not None:
             _check_mixer(config)
         classifier.class_weights = make_class_weights(config, info, config.model_dir)
-        classifier.steps_per_epoch = steps_per_epoch(info, config)
-        updates = config.duration.steps(classifier.steps_per_epoch, config.batch_size)
-        classifier.epochs = max(1, round(updates / classifier.steps_per_epoch))
-        classifier.total_steps = updates
+        classifier.steps_per_epoch = run.steps_per_epoch
+        classifier.epochs = max(1, round(run.total_steps / run.steps_per_epoch))
+        classifier.total_steps = run.total_steps
         if config.lookahead_every:
             classifier.lookahead = Lookahead(
-                classifier.weights, config.lookahead_decay, config.lookahead_every, updates
+                classifier.weights,
+                config.lookahead_decay,
+                config.lookahead_every,
+                run.total_steps,
             )
         classifier.compile(optimizer=build_optimizer(config, classifier))
         if config.proxy_model:
-            classifier.proxy = _build_proxy(config, len(info.labels), classifier.steps_per_epoch)
+            classifier.proxy = _build_proxy(run)
         if config.fusion == "auto" and fusion is None:
             fusion = _timed_fusion(config, classifier)
         classifier.all_reduce = build_all_reduce(config, classifier.pipeline, fusion)
@@ -136,42 +154,33 @@ def build_model(
     return classifier
 
 
-def with_model(config: Config, model: CustomModel | None) -> Config:
-    """Returns the configuration that records the user's own network, if one is given.
-
-    Options of the package's networks return to their defaults.
-    """
-    return config if model is None else config.replace(model=name_of(model))
-
-
 def build_for_evaluation(
-    config: Config, model: CustomModel | None = None, *, labels: Sequence[str] = ()
+    run: Run, custom: CustomModel | None = None, *, labels: Sequence[str] = ()
 ) -> Classifier:
     """Returns the same model without an optimizer, whose schedule would need to fit the data.
 
     A pipeline for more devices than there are has fewer stages.
 
     Args:
-      config: of the run.
-      model: as of :func:`build_model`.
+      run: the run, or one on other data or devices.
+      custom: as of :func:`build`.
       labels: the name of each class; none: those of the data.
 
     Raises:
       UserError: as :func:`build_model`.
     """
-    config, info = with_model(config, model), read_info(config)
-    strategy, labels = make_strategy(config), labels or info.labels
-    classifier = _build_uncompiled(with_stages_for_devices(config), labels, strategy, model)
-    _load_validation_images(classifier, config, info)
+    config = with_stages_for_devices(run.config)
+    classifier = _build_uncompiled(config, labels or run.info.labels, run.strategy, custom)
+    _load_validation_images(classifier, run.config, run.info)
     return classifier
 
 
-def _warn_of_unused_sizes(config: Config, steps_per_epoch: int) -> None:
+def _warn_of_unused_sizes(run: Run) -> None:
     """Warns if the run ends before it trains on images of all its sizes."""
-    total = total_steps(config, steps_per_epoch)
+    config = run.config
     sizes = [*(size for size, _ in config.sizes_until), config.image_size][1:]
-    starts = [at.steps(steps_per_epoch, config.batch_size) for _, at in config.sizes_until]
-    unused = [f"{size}" for size, start in zip(sizes, starts) if start >= total]
+    starts = [run.steps(at) for _, at in config.sizes_until]
+    unused = [f"{size}" for size, start in zip(sizes, starts) if start >= run.total_steps]
     if unused:
         name = "size_ramp_at" if config.size_ramp else "train_until"
         warn_once(
@@ -180,12 +189,12 @@ def _warn_of_unused_sizes(config: Config, steps_per_epoch: int) -> None:
         )
 
 
-def _warn_of_initial_weights(config: Config, steps_per_epoch: int) -> None:
+def _warn_of_initial_weights(run: Run) -> None:
     """Warns if the EMA of the weights, which evaluation uses, will have kept the initial ones.
 
     Page 2019 averages with 0.99 over 980 steps: 1 - 10 / 980.
     """
-    total = total_steps(config, steps_per_epoch)
+    config, total = run.config, run.total_steps
     kept = config.ema_decay**total
     if kept > _KEPT_INITIAL_WEIGHTS:
         decay = max(0.0, round(1 - 10 / total, len(f"{total}")))
@@ -336,7 +345,7 @@ def _all_reduce(options: ClusterOptions, fusion: Fusion, name: str, place: int =
     )
 
 
-def _mixer(options: DataOptions) -> Mixer | None:
+def _mixer(options: AugmentationOptions) -> Mixer | None:
     if not options.mixup_alpha and not options.cutmix_alpha:
         return None
     return Mixer(options.mixup_alpha, options.cutmix_alpha, options.seed)
@@ -370,12 +379,13 @@ def _check_selection(config: Config, strategy: tf.distribute.Strategy) -> None:
         )
 
 
-def _build_proxy(config: Config, classes: int, steps_per_epoch: int) -> Proxy:
+def _build_proxy(run: Run) -> Proxy:
     """Returns the network that selects images, with an optimizer; in the strategy's scope."""
-    model = build_proxy_network(config, classes)
+    config = run.config
+    model = build_proxy_network(config, run.info.num_classes)
     return Proxy(
         model,
-        build_optimizer(config, model, steps_per_epoch, every=config.proxy_every),
+        build_optimizer(config, model, run.steps_per_epoch, every=config.proxy_every),
         every=config.proxy_every,
         loss=config.loss,
         label_smoothing=config.label_smoothing,

@@ -28,8 +28,6 @@ from imagenet_fast.data.manifest import FILE as MANIFEST
 from imagenet_fast.data.manifest import read_manifest
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.preparation import Preparation
-from imagenet_fast.distribute.strategy import make_strategy
-from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.models.options import CUSTOM, ModelOptions, is_custom
 from imagenet_fast.optimizers.options import ScheduleOptions
 from imagenet_fast.training.logs.metrics_file import Row, best_evaluation, read_rows
@@ -68,6 +66,8 @@ def claim_model_dir(
     labels: Sequence[str],
     preparation: Preparation | None = None,
     class_values: Mapping[str, Sequence[float]] | None = None,
+    *,
+    chief: bool = True,
 ) -> None:
     """Writes the configuration to ``model_dir``, or checks that it is there.
 
@@ -76,6 +76,7 @@ def claim_model_dir(
       labels: the name of each class, written beside it.
       preparation: what ``prepare`` did to the images, likewise; None: unknown.
       class_values: what ``class_weights`` and ``sampling`` gave for each class, likewise.
+      chief: whether this process writes; others only check.
 
     Raises:
       UserError: if the directory cannot be written, or holds a run with other options or classes.
@@ -89,7 +90,7 @@ def claim_model_dir(
         (directory / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         if is_local(directory) and not os.access(directory, os.W_OK):
             raise PermissionError(13, "Permission denied")
-    if is_chief(make_strategy(config)):
+    if chief:
         write_file(directory / LABELS_FILE, "".join(f"{label}\n" for label in labels))
         if preparation is not None:
             write_file(directory / PREPARATION_FILE, json.dumps(preparation.job) + "\n")

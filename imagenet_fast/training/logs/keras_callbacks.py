@@ -66,8 +66,8 @@ class KerasCallbacks(Logger):
         """Whether a callback ends the run."""
         return self._model.stop_training
 
-    def begin_training(self) -> None:
-        """To be called before the first step of this process."""
+    def before_training(self) -> None:
+        """Begins training."""
         if self._list:
             self._list.on_train_begin()
 
@@ -109,13 +109,13 @@ class KerasCallbacks(Logger):
             self._list.on_test_end(logs)
             self._logs |= {f"val_{name}": value for name, value in logs.items()}
 
-    def end_epoch(self) -> None:
+    def after_epoch(self) -> None:
         """Ends an epoch."""
         if self._list:
             self._list.on_epoch_end(self._epoch, self._logs)
             self._epoch = None
 
-    def end_training(self) -> None:
-        """To be called after the last step, but not after an error."""
+    def after_training(self) -> None:
+        """Ends training."""
         if self._list:
             self._list.on_train_end(self._logs)

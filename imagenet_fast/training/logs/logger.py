@@ -15,6 +15,12 @@ class Logger:
     that wants to be called at a certain step makes it an event of the run's loop.
     """
 
+    def before_images(self) -> None:
+        """The model is made, and no image has been read for training."""
+
+    def before_training(self) -> None:
+        """The first step of this process comes next; not called if nothing is left to train."""
+
     def before_steps(self, step: int) -> None:
         """The next call begins after ``step`` steps."""
 
@@ -35,6 +41,15 @@ class Logger:
 
     def write(self, row: Row) -> None:
         """There is a row of ``metrics.jsonl``: ``kind`` is ``train`` or ``validation``."""
+
+    def after_epoch(self) -> None:
+        """The steps between two evaluations have ended, and the evaluation, if there is one."""
+
+    def after_training(self) -> None:
+        """The last step of this process is done and saved; not called after an error."""
+
+    def finish(self, success: bool) -> None:
+        """The run ends without an error; ``success``: at its target, or at its last step."""
 
     def flush(self) -> None:
         """A checkpoint is about to be saved: a run that resumes from it keeps what was written."""

@@ -89,8 +89,8 @@ class MLPerfLog(Logger):
             for key, value in values.items():
                 self._write(_POINT, key, value)
 
-    def start(self) -> None:
-        """Writes the start of the run, unless it is there; to be called before images are read."""
+    def before_images(self) -> None:
+        """Writes the start of the run, unless it is there."""
         if not self._started:
             self._write(_END, "init_stop")
             self._write(_START, "run_start")

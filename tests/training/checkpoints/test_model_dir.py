@@ -209,9 +209,8 @@ def test_unwritable_directory(config, monkeypatch):
         claim_model_dir(config, LABEL_NAMES)
 
 
-def test_only_the_chief_writes(config, monkeypatch):
-    monkeypatch.setattr(model_dir, "is_chief", lambda strategy: False)
-    claim_model_dir(config, LABEL_NAMES)
+def test_only_the_chief_writes(config):
+    claim_model_dir(config, LABEL_NAMES, chief=False)
     assert not pathlib.Path(config.model_dir, "config.json").exists()
 
 

@@ -30,7 +30,7 @@ class Run:
             last_step=last,
             now=lambda: next(times),
         )
-        self.log.start()
+        self.log.before_images()
         self.evaluate_at = evaluate_at
 
     def train(self, until):

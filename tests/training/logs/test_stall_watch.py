@@ -14,8 +14,7 @@ import tf_keras as keras
 from small_network import small_network
 
 from imagenet_fast import Config, UserError, train
-from imagenet_fast.training import train as training
-from imagenet_fast.training.logs import stall_watch
+from imagenet_fast.training.logs import loggers, stall_watch
 from imagenet_fast.training.logs.stall_watch import StallWatch
 
 LIMIT = 0.5
@@ -231,7 +230,7 @@ def test_a_run_names_the_shard_that_it_waits_for(digits, tmp_path, monkeypatch):
 
     monkeypatch.setattr(stall_watch, "tqdm", types.SimpleNamespace(write=write))
     watch = functools.partial(StallWatch, patience=0.5, limit=0.3, pause=0.5)
-    monkeypatch.setattr(training, "StallWatch", watch)
+    monkeypatch.setattr(loggers, "StallWatch", watch)
     config = Config(
         data_dir=str(shard.parent),
         model_dir=str(tmp_path / "run"),

@@ -34,6 +34,7 @@ from imagenet_fast.serving.convert import export_onnx, export_tflite
 from imagenet_fast.serving.export import export
 from imagenet_fast.training.build.model import build_for_evaluation
 from imagenet_fast.training.checkpoints.checkpoint import restore_weights
+from imagenet_fast.training.run import make_run
 
 # The title of each format, by the runtime's name in worker.py.
 FORMATS = {
@@ -167,7 +168,7 @@ def _prepare(
     for number, record in enumerate(itertools.compress(records, readable)):
         folder.joinpath(str(number)).write_bytes(decode_example(record)[ENCODED_FIELD][0])
     np.save(pathlib.Path(directory, PIXELS), pixels)
-    model = build_for_evaluation(config)
+    model = build_for_evaluation(make_run(config))
     restore_weights(model, config.model_dir)
     return top_classes(model.predict(pixels, batch_size=_EVALUATION_BATCH, verbose=0))
 

@@ -1,0 +1,232 @@
+"""Options of decoding, resizing and evaluation's crop of images."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeVar
+
+from imagenet_fast.base.durations import Duration
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.option import (
+    ALL_POSITIVE,
+    FRACTION,
+    IMAGE_SIDE,
+    IN_ORDER,
+    MOST_PIXELS,
+    POSITIVE,
+    Beside,
+    Check,
+    Options,
+    option,
+    option_text,
+)
+from imagenet_fast.data.size_ramp import ramp_sizes
+
+_Options = TypeVar("_Options", bound="PixelOptions")
+
+
+@dataclasses.dataclass(frozen=True)
+class PixelOptions(Options):
+    """Which pixels the network gets of an image, besides random changes."""
+
+    image_size: int = option(
+        224,
+        "height and width of the network's input images, in pixels",
+        group="data",
+        check=IMAGE_SIDE,
+    )
+    eval_image_size: int = option(
+        0,
+        "height and width of images in evaluation, exported models and predictions, in pixels; "
+        "higher than image_size in some recipes (Touvron et al. 2019); 0: image_size",
+        group="data",
+        check=Check(lambda value: 0 <= value <= MOST_PIXELS, f"be in [1, {MOST_PIXELS}], or 0"),
+        free=True,
+    )
+    train_sizes: tuple[int, ...] = option(
+        (),
+        "progressive resizing: the first sizes of training images, e.g. 128,160, each used until "
+        "its time in train_until; then image_size",
+        group="data",
+        check=ALL_POSITIVE,
+    )
+    train_until: tuple[Duration, ...] = option(
+        (),
+        "when each of train_sizes ends, counted from the start of training, e.g. '10 epochs,20 "
+        "epochs'; also in steps or examples",
+        group="data",
+        check=IN_ORDER,
+    )
+    size_ramp: tuple[int, ...] = option(
+        (),
+        "progressive resizing by a ramp: the first size of training images and the step in which "
+        "it grows to image_size, e.g. 128,32; both sizes must be multiples of the step",
+        group="data",
+        check=Check(
+            lambda value: not value or (len(value) == 2 and min(value) > 0),
+            "have two positive values, the first size and the step",
+        ),
+        beside=Beside("train_sizes", unless=True),
+    )
+    size_ramp_at: tuple[Duration, ...] = option(
+        (),
+        "when the ramp of size_ramp begins and ends, e.g. '20 epochs,30 epochs', also in steps or "
+        "examples; a size changes at a whole epoch, step or example",
+        group="data",
+        check=IN_ORDER,
+        beside=Beside("size_ramp"),
+    )
+    eval_crop_fraction: float = option(
+        0.875,
+        "side of evaluation's centre crop, as a fraction of the image's",
+        group="data",
+        check=FRACTION,
+    )
+    eval_crop: str = option(
+        "square",
+        "shape of evaluation's centre crop; square: of eval_crop_fraction of the shorter side; "
+        "proportional: of that fraction of both sides, stretched to a square",
+        group="data",
+        choices=("square", "proportional"),
+    )
+    resize_method: str = option(
+        "bilinear", "interpolation of resized images", group="data", choices=("bilinear", "bicubic")
+    )
+    antialias: bool = option(
+        False,
+        "antialias when downscaling, as Pillow and torchvision do, in training, evaluation and "
+        "exported models; published TensorFlow recipes do not",
+        group="data",
+    )
+    resize_kernel: str = option(
+        "auto",
+        "implementation of resizing; native: this package's op, compiled at first use by a C++ "
+        "compiler; tensorflow: TensorFlow's slower ops, which resize to equal pixels, but without "
+        "JPEG indexes, see jpeg_index; auto: native if available",
+        group="data",
+        choices=("auto", "native", "tensorflow"),
+        free=True,
+    )
+    jpeg_dct: str = option(
+        "accurate",
+        "inverse DCT of JPEGs; accurate: as in Pillow; fast: cheaper, with slightly different "
+        "pixels",
+        group="data",
+        choices=("accurate", "fast"),
+    )
+    jpeg_upsampling: str = option(
+        "smooth",
+        "upsampling of JPEGs' chroma, which most store at half the width and height; smooth: "
+        "interpolated, as in Pillow; plain: repeated, which is cheaper",
+        group="data",
+        choices=("smooth", "plain"),
+    )
+    jpeg_scaling: bool = option(
+        False,
+        "decode JPEGs at 1/2, 1/4 or 1/8 of their size where that suffices for image_size: "
+        "cheaper, with slightly different pixels",
+        group="data",
+    )
+    jpeg_index: bool = option(
+        True,
+        "decode only the blocks around the crop of JPEGs whose records have an index, as written "
+        "by prepare; with resize_kernel=native; pixels at a crop's border then equal those of the "
+        "whole image",
+        group="data",
+    )
+    max_pixels: int = option(
+        178_956_970,
+        "maximum height times width of images; evaluation and exported models refuse larger ones "
+        "before decoding, training refuses larger PNGs (default: the limit of Pillow, and so of "
+        "prepare)",
+        group="data",
+        check=POSITIVE,
+        free=True,
+    )
+    normalize_pixels: bool = option(
+        True,
+        "subtract pixel_mean and divide by pixel_std; otherwise the network's input is pixels in "
+        "0..255, for networks that begin with preprocessing of their own",
+        group="data",
+    )
+    pixel_mean: tuple[float, ...] = option(
+        (123.675, 116.28, 103.53),
+        "means of red, green and blue, subtracted from pixels in 0..255",
+        group="data",
+        check=Check(
+            lambda value: len(value) == 3 and min(value) >= 0 and max(value) <= 255,
+            "have three values in [0, 255]",
+        ),
+    )
+    pixel_std: tuple[float, ...] = option(
+        (58.395, 57.12, 57.375),
+        "standard deviations of red, green and blue, by which the differences are divided",
+        group="data",
+        check=Check(lambda value: len(value) == 3 and min(value) > 0, "have three positive values"),
+        # Augmentations also fill with pixel_mean.
+        beside=Beside("normalize_pixels", (True,)),
+    )
+
+    @property
+    def pixel_normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The mean and standard deviation of each channel for ``PixelNormalization``."""
+        if self.normalize_pixels:
+            return self.pixel_mean, self.pixel_std
+        return (0.0,) * 3, (1.0,) * 3
+
+    @property
+    def evaluation_image_size(self) -> int:
+        """The height and width of images in evaluation and exported models."""
+        return self.eval_image_size or self.image_size
+
+    @property
+    def sizes_until(self) -> tuple[tuple[int, Duration], ...]:
+        """The sizes of training images before ``image_size``, and when each ends."""
+        if not self.size_ramp:
+            return tuple(zip(self.train_sizes, self.train_until))
+        return ramp_sizes(self.size_ramp[0], self.image_size, self.size_ramp[1], *self.size_ramp_at)
+
+    @property
+    def input_size(self) -> int | None:
+        """The height and width of the network's input images, or None for several sizes."""
+        sizes = {size for size, _ in self.sizes_until}
+        sizes |= {self.image_size, self.evaluation_image_size}
+        return self.image_size if len(sizes) == 1 else None
+
+    @property
+    def largest_image_size(self) -> int:
+        """The height and width of the largest images that the run trains on."""
+        return max(self.image_size, *self.train_sizes, 0)
+
+    def with_image_size(self: _Options, size: int) -> _Options:
+        """Returns the options with a single size of training images."""
+        return self.replace(image_size=size, train_sizes=(), train_until=(), size_ramp=())
+
+    def _check_together(self) -> None:
+        super()._check_together()
+        if len(self.train_sizes) != len(self.train_until):
+            raise UserError(
+                "train_sizes and train_until must have equally many values, not "
+                f"{len(self.train_sizes)} and {len(self.train_until)}"
+            )
+        self._check_size_ramp()
+
+    def _check_size_ramp(self) -> None:
+        if not self.size_ramp:
+            return
+        if len(self.size_ramp_at) != 2:
+            raise UserError(
+                "size_ramp needs size_ramp_at, when it begins and ends, e.g. "
+                "--size_ramp_at='20 epochs,30 epochs'"
+            )
+        first, step = self.size_ramp
+        if first >= self.image_size:
+            raise UserError(
+                f"size_ramp starts at {first}, but must be less than image_size, {self.image_size}"
+            )
+        for name, size in (("size_ramp", first), ("image_size", self.image_size)):
+            if size % step:
+                raise UserError(
+                    f"size_ramp={option_text(self.size_ramp)} makes sizes that are multiples of "
+                    f"{step}, but {name} is {size}"
+                )

@@ -1,0 +1,86 @@
+"""The loggers of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tf_keras as keras
+
+from imagenet_fast.data.order import part_of
+from imagenet_fast.distribute.workers import worker_place
+from imagenet_fast.training.logs.keras_callbacks import KerasCallbacks
+from imagenet_fast.training.logs.logger import Logger
+from imagenet_fast.training.logs.metrics_file import JsonLines
+from imagenet_fast.training.logs.mlperf import MLPerfLog
+from imagenet_fast.training.logs.profiler import Profiler
+from imagenet_fast.training.logs.progress_bar import ProgressBar
+from imagenet_fast.training.logs.stall_watch import StallWatch
+from imagenet_fast.training.logs.tensorboard import TensorBoard, tensorboard_folder
+from imagenet_fast.training.logs.trackers import RowLogger
+from imagenet_fast.training.run import Run
+from imagenet_fast.training.run_summary import batch_norm_images
+
+
+def make_loggers(
+    run: Run,
+    callbacks: KerasCallbacks,
+    board: TensorBoard | None,
+    *,
+    step: int,
+    last_step: int,
+    devices: int,
+    given: Sequence[keras.callbacks.Callback],
+) -> list[Logger]:
+    """Returns what follows a run from a step on; most of it only in the chief.
+
+    Args:
+      run: the run.
+      callbacks: the user's Keras callbacks, as a logger.
+      board: TensorBoard's files; None: none.
+      step: weight updates before this process.
+      last_step: those at which the run ends.
+      devices: their number.
+      given: the user's callbacks, of which some take rows.
+    """
+    config, trains = run.config, step < last_step
+    loggers: list[Logger] = [callbacks]
+    if trains:
+        loggers.append(StallWatch(_shard_paths(run)))
+    if not run.chief:
+        return loggers
+    if trains:
+        bar = ProgressBar(
+            step,
+            run.total_steps,
+            batch_size=config.batch_size,
+            devices=devices,
+            classes=run.info.num_classes,
+        )
+        loggers += [JsonLines(config.model_dir, step), bar]
+        if board:
+            loggers.append(board)
+        if config.profile_steps:
+            folder = tensorboard_folder(config.model_dir, "train")
+            loggers.append(Profiler(folder, *config.profile_steps))
+    loggers += [callback for callback in given if isinstance(callback, RowLogger)]
+    if config.mlperf_log:
+        loggers.append(
+            MLPerfLog(
+                config,
+                step=step,
+                steps_per_epoch=run.steps_per_epoch,
+                train_examples=run.examples("train"),
+                eval_examples=run.examples("validation"),
+                batch_norm_examples=batch_norm_images(config, run.strategy),
+                last_step=last_step,
+            )
+        )
+    return loggers
+
+
+def _shard_paths(run: Run) -> list[str]:
+    """Returns the files that this process reads."""
+    pipelines, pipeline = worker_place(run.strategy)
+    splits = [split for split in run.info.splits.values() if split.paths]  # none if synthetic
+    parts = (part_of(split, run.config, pipelines, pipeline) for split in splits)
+    return [path for part in parts for path in part.paths]

@@ -1,0 +1,91 @@
+"""What is known of a run once its options, its data and its devices are."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import tensorflow as tf
+
+from imagenet_fast.base.durations import Duration
+from imagenet_fast.config import Config
+from imagenet_fast.data.info import DatasetInfo, read_info
+from imagenet_fast.data.steps import steps_per_epoch
+from imagenet_fast.distribute.strategy import make_strategy
+from imagenet_fast.distribute.workers import is_chief
+from imagenet_fast.models.custom import CustomModel, name_of
+from imagenet_fast.training.build.schedule import total_steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run's options, data and devices, and what follows from them; made once, passed down.
+
+    Attributes:
+      config: the options.
+      info: of the data.
+      strategy: of the devices.
+    """
+
+    config: Config
+    info: DatasetInfo
+    strategy: tf.distribute.Strategy
+
+    @functools.cached_property
+    def chief(self) -> bool:
+        """Whether this process writes the files of the run."""
+        return is_chief(self.strategy)
+
+    @functools.cached_property
+    def steps_per_epoch(self) -> int:
+        """Weight updates in an epoch.
+
+        Raises:
+          UserError: if there is not a single full batch.
+        """
+        return steps_per_epoch(self.info, self.config)
+
+    @functools.cached_property
+    def total_steps(self) -> int:
+        """Weight updates of the whole run.
+
+        Raises:
+          UserError: if there are none.
+        """
+        return total_steps(self.config, self.steps_per_epoch)
+
+    def steps(self, duration: Duration) -> int:
+        """Returns the weight updates of a duration."""
+        return duration.steps(self.steps_per_epoch, self.config.batch_size)
+
+    def examples(self, split: str) -> int:
+        """Returns the images of a split; 0: there is no such split."""
+        found = self.info.splits.get(split)
+        return found.examples if found else 0
+
+
+def make_run(
+    config: Config,
+    model: CustomModel | None = None,
+    strategy: tf.distribute.Strategy | None = None,
+) -> Run:
+    """Returns a run, after reading what its data has and finding its devices.
+
+    Args:
+      config: of the run.
+      model: the user's own network, which the run's configuration then records.
+      strategy: of the devices; None: the one that ``config`` describes.
+
+    Raises:
+      UserError: if the data or the devices cannot be used.
+    """
+    config, info = with_model(config, model), read_info(config)
+    return Run(config, info, strategy or make_strategy(config))
+
+
+def with_model(config: Config, model: CustomModel | None) -> Config:
+    """Returns the configuration that records the user's own network, if one is given.
+
+    Options of the package's networks return to their defaults.
+    """
+    return config if model is None else config.replace(model=name_of(model))

@@ -1,0 +1,188 @@
+"""Starts or resumes a run: its model, its folder, its last checkpoint and its first lines."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import NamedTuple
+
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.option import option_text
+from imagenet_fast.data.sampling import class_shares
+from imagenet_fast.distribute.consistency import check_consistent
+from imagenet_fast.models.custom import CustomModel
+from imagenet_fast.training.build.fusion_trials import load_fusion, save_fusion
+from imagenet_fast.training.build.model import build
+from imagenet_fast.training.build.schedule_change import change_of_schedule
+from imagenet_fast.training.checkpoints.checkpoint import Checkpoints
+from imagenet_fast.training.checkpoints.model_dir import (
+    CHECKPOINTS,
+    check_model_dir,
+    claim_model_dir,
+    latest_checkpoint,
+    lost_best,
+)
+from imagenet_fast.training.evaluations import Evaluations
+from imagenet_fast.training.logs.clock import Clock
+from imagenet_fast.training.run import Run
+from imagenet_fast.training.run_config import directory_of
+from imagenet_fast.training.run_summary import run_summary
+from imagenet_fast.training.step.classifier import Classifier
+
+
+class Start(NamedTuple):
+    """Where a process begins.
+
+    Attributes:
+      step: weight updates before it.
+      last_step: those at which the run ends; ``step``: nothing is left to train.
+      evaluations: so far.
+      data_has_changed: whether the training images have, since the checkpoint.
+    """
+
+    step: int
+    last_step: int
+    evaluations: Evaluations
+    data_has_changed: bool
+
+
+def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, str]:
+    """Builds the model and claims the run's folder for it.
+
+    Args:
+      run: the run.
+      custom: the user's own network; None: the one that the configuration names.
+
+    Returns:
+      The model, and how the schedule changes where the run resumes; empty: it does not.
+
+    Raises:
+      UserError: if an option, the data or the hardware cannot be used, or the folder holds another
+        run.
+    """
+    config, info = run.config, run.info
+    _check_against_data(run)
+    check_model_dir(config, info.labels)
+    change = change_of_schedule(config, run.steps_per_epoch)
+    replicas = run.strategy.num_replicas_in_sync
+    auto_fusion = config.fusion == "auto" and replicas > 1
+    fusion = load_fusion(run.strategy, config.model_dir) if auto_fusion else None
+    restored = latest_checkpoint(directory_of(config.model_dir) / CHECKPOINTS) is not None
+    model = build(run, custom, fusion=fusion, restored=restored)
+    # After building: invalid options must not claim the folder.
+    values = {"class_weights": model.class_weights, "sampling": class_shares(config, info)}
+    claim_model_dir(
+        config,
+        info.labels,
+        info.preparation,
+        {name: own.tolist() for name, own in values.items() if own is not None},
+        chief=run.chief,
+    )
+    if auto_fusion and fusion is None and run.chief:
+        assert model.all_reduce is not None
+        save_fusion(model.all_reduce.fusion, replicas, config.model_dir)
+    return model, change
+
+
+def restore(run: Run, checkpoints: Checkpoints, clock: Clock) -> Start:
+    """Restores the last checkpoint, if there is one.
+
+    Args:
+      run: the run.
+      checkpoints: of its model.
+      clock: goes on from the checkpoint's times.
+
+    Raises:
+      UserError: if there is no checkpoint of training, workers see different ones, or the number of
+        training images is another.
+    """
+    config, train = run.config, run.info.splits["train"]
+    state = checkpoints.restore()
+    missing = {"step", "clock", "validation"} - (state or {}).keys()
+    if state is not None and missing:
+        raise UserError(
+            f"the checkpoint in {config.model_dir} has no {', '.join(sorted(missing))}: "
+            "it is not one of training; choose another --model_dir"
+        )
+    check_consistent(
+        run.strategy,
+        "where to start",
+        f"resuming from step {state['step']}" if state else "starting a new run",
+        f"--model_dir={config.model_dir} must be a directory that all workers share",
+    )
+    if state is None:
+        return Start(0, run.total_steps, Evaluations(), data_has_changed=False)
+    # Another number of images changes the steps in an epoch, and so the learning rates.
+    examples = state.get("train_examples", train.examples)
+    if examples != train.examples:
+        raise UserError(
+            f"{config.data_dir} has {train.examples} training images, but the run "
+            f"in {config.model_dir} started with {examples}; use those, or start a new "
+            "run from its weights: another --model_dir, "
+            f"--initial_weights={config.model_dir}"
+        )
+    clock.restore(state["clock"])
+    evaluations = Evaluations.from_state(state)
+    # A run that ended early stays finished.
+    last_step = state["step"] if evaluations.reason_to_stop(config) else run.total_steps
+    # Checkpoints of earlier versions have no checksum.
+    changed = (state.get("train_checksum") or train.checksum) != train.checksum
+    return Start(state["step"], last_step, evaluations, changed)
+
+
+def say_what_begins(run: Run, model: Classifier, start: Start, schedule_change: str) -> None:
+    """Prints a run's first line and, where it resumes, what is not as before.
+
+    Args:
+      run: the run.
+      model: of it.
+      start: where it begins.
+      schedule_change: as of :func:`make_model`.
+    """
+    config, trains = run.config, start.step < start.last_step
+    if schedule_change and trains:
+        say(f"{config.model_dir} resumes {schedule_change}")
+    if start.data_has_changed and trains:
+        say(
+            f"{config.data_dir} has changed since the last checkpoint (the checksums in its "
+            "manifest.json): unless only JPEG indexes were added, the remaining steps train on "
+            "other images"
+        )
+    if trains:
+        say(run_summary(run, model, start.step))
+    else:
+        early = start.evaluations.reason_to_stop(config)
+        reason = f", {early}" if start.step < run.total_steps else ""
+        say(
+            f"{config.model_dir} holds this run, finished at step {start.step} of "
+            f"{run.total_steps}{reason}: nothing is left to train"
+        )
+    lost = lost_best(config.model_dir, start.evaluations.best)
+    if lost and config.keep_best:
+        say(f"{lost}; only better ones will be kept")
+
+
+def say(text: str) -> None:
+    """Prints a line about the run."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _check_against_data(run: Run) -> None:
+    """Checks the options whose effect depends on the data.
+
+    Raises:
+      UserError: if one goes beyond the end of the run.
+    """
+    config = run.config
+    if config.profile_steps and config.profile_steps[-1] > run.total_steps:
+        raise UserError(
+            f"profile_steps goes to step {config.profile_steps[-1]}, but the run has "
+            f"{run.total_steps} steps"
+        )
+    for name in ("stop_at_accuracy", "early_stopping", "keep_best"):
+        if "validation" not in run.info.splits and (value := getattr(config, name)):
+            warnings.warn(
+                f"{name}={option_text(value)} has no effect: {run.info.name} has no validation "
+                "images",
+                stacklevel=2,
+            )
