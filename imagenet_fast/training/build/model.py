@@ -15,10 +15,9 @@ from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.config import Config
-from imagenet_fast.data.augmentation.options import AugmentationOptions
 from imagenet_fast.data.dataset import make_images_on_device
 from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.options import InputOptions
+from imagenet_fast.data.options import DataOptions, InputOptions
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.distribute.options import ClusterOptions
@@ -345,7 +344,7 @@ def _all_reduce(options: ClusterOptions, fusion: Fusion, name: str, place: int =
     )
 
 
-def _mixer(options: AugmentationOptions) -> Mixer | None:
+def _mixer(options: DataOptions) -> Mixer | None:
     if not options.mixup_alpha and not options.cutmix_alpha:
         return None
     return Mixer(options.mixup_alpha, options.cutmix_alpha, options.seed)
