@@ -20,11 +20,11 @@ class Recipe(NamedTuple):
     """A recipe's header.
 
     Attributes:
-      name: Its name, for ``--flagfile``.
-      about: Its first paragraph: source and network.
-      hardware: What it is for.
-      expected: The accuracy and time to expect, with their source.
-      measured: What we measured.
+      name: its name, for ``--flagfile``.
+      about: its first paragraph: source and network.
+      hardware: what it is for.
+      expected: the accuracy and time to expect, with their source.
+      measured: what we measured.
     """
 
     name: str

@@ -57,10 +57,10 @@ class BadImages:
     Each image is appended to a file as a line of JSON. The methods are thread-safe.
 
     Attributes:
-      path: The file.
-      split: The split that the pipeline reads.
-      labels: Valid labels of records.
-      max_pixels: Maximum height times width of images.
+      path: the file.
+      split: the split that the pipeline reads.
+      labels: valid labels of records.
+      max_pixels: maximum height times width of images.
     """
 
     path: Path
@@ -110,9 +110,9 @@ def diagnose(record: bytes, labels: range, max_pixels: int) -> tuple[str, str, s
     """Finds out why a record could not be converted to an image.
 
     Args:
-      record: The data of the record.
-      labels: Valid labels.
-      max_pixels: Maximum height times width.
+      record: the data of the record.
+      labels: valid labels.
+      max_pixels: maximum height times width.
 
     Returns:
       The kind, one of ``no example``, ``wrong label``, ``no image``, ``damaged image``, ``large
@@ -167,8 +167,8 @@ def describe(model_dir: str, examples: int = 0) -> str:
     """Returns a summary of a run's unreadable images; empty if there are none.
 
     Args:
-      model_dir: Of the run.
-      examples: Number of images to describe in full.
+      model_dir: of the run.
+      examples: number of images to describe in full.
     """
     bad_images = read_bad_images(model_dir)
     if not bad_images:
@@ -199,7 +199,7 @@ class _List:
     """A file of unique lines, to which several threads may append.
 
     Args:
-      path: The file; existing lines are kept.
+      path: the file; existing lines are kept.
     """
 
     def __init__(self, path: Path) -> None:

@@ -49,13 +49,13 @@ def training_batches(
     """Returns batches of training images.
 
     Args:
-      order: Batches of records and identities from ``order.training_order``, or of records,
+      order: batches of records and identities from ``order.training_order``, or of records,
         identities and JPEG indexes from ``cache.records_from_memory``.
-      info: The data set.
-      options: Gives the preprocessing and augmentation.
-      threads: Number of batches processed in parallel.
-      bad_images: Lists unreadable images.
-      in_python: Whether the dataset runs in this process, so that Python can warn.
+      info: the data set.
+      options: gives the preprocessing and augmentation.
+      threads: number of batches processed in parallel.
+      bad_images: lists unreadable images.
+      in_python: whether the dataset runs in this process, so that Python can warn.
 
     Returns:
       ``(images, labels, weights)``, uint8 [batch, image_size, image_size, 3], int32 [batch] and
@@ -84,12 +84,12 @@ def plan_training(
     Args:
       records: string [batch].
       identities: int64 [batch, 3].
-      indexes: Indexes of JPEGs without one in their records, string [batch], empty for other
+      indexes: indexes of JPEGs without one in their records, string [batch], empty for other
         records; None: use only the records' indexes.
-      info: The data set.
-      options: Gives the preprocessing and augmentation.
-      careful: Whether to read image sizes from the images instead of the records, a bool scalar.
-      warn: Whether to warn of JPEG indexes that do not match, by a Python function.
+      info: the data set.
+      options: gives the preprocessing and augmentation.
+      careful: whether to read image sizes from the images instead of the records, a bool scalar.
+      warn: whether to warn of JPEG indexes that do not match, by a Python function.
     """
     examples, labels = parse_examples(records, info, options)
     sizes = _sizes(examples, options, careful)
@@ -186,11 +186,11 @@ class _Preprocessing:
 
     Attributes:
       split: ``train`` or ``evaluation``.
-      label_offset: Added to a stored label.
-      num_classes: Of the data set.
-      options: Those that affect images; others have their defaults.
-      in_python: Whether Python can be called.
-      plan: Returns the plan of a batch, given what is above.
+      label_offset: added to a stored label.
+      num_classes: of the data set.
+      options: those that affect images; others have their defaults.
+      in_python: whether Python can be called.
+      plan: returns the plan of a batch, given what is above.
     """
 
     split: str
@@ -209,8 +209,8 @@ def _traced(
     """Returns functions that make a batch's plan and an image, which are traced once.
 
     Args:
-      preprocessing: How batches are made.
-      signature: Of the arguments of ``preprocessing.plan``, for any number of images; the last is
+      preprocessing: how batches are made.
+      signature: of the arguments of ``preprocessing.plan``, for any number of images; the last is
         ``careful``.
       graph: TensorFlow's global graph, with which ``keras.backend.clear_session`` forgets the
         Python functions of traced ones.

@@ -59,11 +59,11 @@ def records_from_memory(
     """Returns batches of cached records and identities.
 
     Args:
-      order: Batches of indices, from :func:`read_indices`, and identities.
-      part: The part of the split to cache.
-      options: With ``index_cached_jpegs``, JPEGs without an index in their records are indexed, and
+      order: batches of indices, from :func:`read_indices`, and identities.
+      part: the part of the split to cache.
+      options: with ``index_cached_jpegs``, JPEGs without an index in their records are indexed, and
         a batch has a third element, these indexes, string [batch], empty for other records.
-      threads: Number of threads that read.
+      threads: number of threads that read.
     """
     states = _states(part)
     records = _records(part, states, threads)
@@ -89,11 +89,11 @@ def batches_from_memory(
     """Returns the batches of ``batches.training_batches`` from cached images.
 
     Args:
-      order: Batches of indices, from :func:`read_indices`, and identities.
-      part: The part of the split to cache, decoded and resized but not augmented.
-      options: Gives the augmentation; crops must not be random, except by ``train_crop=pad``.
-      threads: Number of threads that decode and augment images.
-      bad_images: Lists unreadable images.
+      order: batches of indices, from :func:`read_indices`, and identities.
+      part: the part of the split to cache, decoded and resized but not augmented.
+      options: gives the augmentation; crops must not be random, except by ``train_crop=pad``.
+      threads: number of threads that decode and augment images.
+      bad_images: lists unreadable images.
     """
     cached = images_of(part, "train", options, threads, bad_images)
 
@@ -173,11 +173,11 @@ def images_of(
     """Returns (images, labels, weights) of all records of a part, preprocessed as in evaluation.
 
     Args:
-      part: The part of the split.
+      part: the part of the split.
       split: ``train`` or ``validation``, for messages.
-      options: Gives the preprocessing.
-      threads: Number of threads that decode.
-      bad_images: Lists unreadable images.
+      options: gives the preprocessing.
+      threads: number of threads that decode.
+      bad_images: lists unreadable images.
     """
     source, pixels = options.part(SourceOptions), options.part(PixelOptions)
     return _images_of(part, _states(part), split, source, pixels, threads, bad_images)
@@ -226,8 +226,8 @@ def copy_shards(part: SplitPart, directory: str) -> SplitPart:
     """Copies shards to a local disk, unless they are there already.
 
     Args:
-      part: The part of the split whose shards are copied.
-      directory: Target, created if it does not exist; each data set has a folder in it.
+      part: the part of the split whose shards are copied.
+      directory: target, created if it does not exist; each data set has a folder in it.
 
     Returns:
       The part with the paths of the copies.

@@ -86,9 +86,9 @@ def make_dataset(
     :func:`imagenet_fast.build_model`.
 
     Args:
-      config: Options of the data set and the input pipeline.
+      config: options of the data set and the input pipeline.
       split: ``train``, ``validation`` or ``test``.
-      first_step: The training step of the first batch. With ``train_sizes`` or ``size_ramp``, all
+      first_step: the training step of the first batch. With ``train_sizes`` or ``size_ramp``, all
         batches have the image size of this step.
 
     Raises:
@@ -118,10 +118,10 @@ def distributed_dataset(
     """Returns the batches of a split for all replicas of the strategy.
 
     Args:
-      config: Options of the data set and the input pipeline.
+      config: options of the data set and the input pipeline.
       split: ``train`` repeats forever; ``validation`` and ``test`` have each image once, padded to
         full batches, and the result's ``evaluation_steps`` is their number.
-      first_step: As for :func:`imagenet_fast.make_dataset`.
+      first_step: as for :func:`imagenet_fast.make_dataset`.
 
     Raises:
       UserError: as :func:`imagenet_fast.make_dataset`.
@@ -216,7 +216,7 @@ def make_images_on_device(options: InputOptions, split: str) -> ImagesOnDevice:
     Call it outside of the strategy's scope.
 
     Args:
-      options: Options of the data set and the input pipeline.
+      options: options of the data set and the input pipeline.
       split: ``train`` or ``validation``.
 
     Raises:

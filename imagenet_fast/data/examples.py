@@ -39,15 +39,15 @@ def encode_example(
     """Returns a serialized ``tf.train.Example`` of one image.
 
     Args:
-      encoded: The image as a JPEG or PNG file.
-      label: Index of the class.
-      text: The class's name.
-      filename: The image's name in its source, for display.
-      height: In pixels.
-      width: In pixels.
+      encoded: the image as a JPEG or PNG file.
+      label: index of the class.
+      text: the class's name.
+      filename: the image's name in its source, for display.
+      height: in pixels.
+      width: in pixels.
       channels: 1 (grayscale) or 3 (RGB).
-      synset: The class's WordNet id; if None, there is no such field.
-      jpeg_index: The JPEG's index from ``jpeg_index.index_jpegs``; if empty, there is no such
+      synset: the class's WordNet id; if None, there is no such field.
+      jpeg_index: the JPEG's index from ``jpeg_index.index_jpegs``; if empty, there is no such
         field.
 
     Returns:
@@ -85,10 +85,10 @@ def label_of(fields: Mapping[str, list[Any]]) -> int:
     """Returns the label of a record.
 
     Args:
-      fields: Of :func:`decode_example`.
+      fields: of :func:`decode_example`.
 
     Raises:
-      ValueError: It has none, or one that is no integer of 32 bits.
+      ValueError: it has none, or one that is no integer of 32 bits.
     """
     label = next(iter(fields.get(LABEL, [])), None)
     if not isinstance(label, int) or not -(2**31) <= label < 2**31:

@@ -56,8 +56,8 @@ def check_header(encoded: tf.Tensor, max_pixels: int) -> tuple[tf.Tensor, tf.Ten
     """Returns an image that is safe to decode, and its size.
 
     Args:
-      encoded: Bytes of the image, a string scalar.
-      max_pixels: Maximum height times width.
+      encoded: bytes of the image, a string scalar.
+      max_pixels: maximum height times width.
 
     Returns:
       The bytes, a string scalar, and int32 [height, width]. A CMYK JPEG without information on
@@ -107,7 +107,7 @@ def orientation(jpeg: tf.Tensor) -> tf.Tensor:
     """Returns the EXIF orientation of a JPEG, from 1 to 8; 1 (upright) if there is none.
 
     Args:
-      jpeg: Bytes of the file, a string scalar.
+      jpeg: bytes of the file, a string scalar.
 
     Returns:
       An int32 scalar, that of ``exif.jpeg_orientation``.
@@ -149,8 +149,8 @@ def reason_of_failure(encoded: tf.Tensor, max_pixels: int) -> tf.Tensor:
     """Returns why a file cannot be decoded; raises no errors.
 
     Args:
-      encoded: Bytes of the file, a string scalar.
-      max_pixels: As for :func:`check_header`.
+      encoded: bytes of the file, a string scalar.
+      max_pixels: as for :func:`check_header`.
 
     Returns:
       The reason, a string scalar: the size if it is too large, the unsupported format or kind of
@@ -220,8 +220,8 @@ def _place_of_segment(padded: tf.Tensor, is_wanted: Callable[[tf.Tensor], tf.Ten
     """Returns the offset of a JPEG's first such segment, or another offset if there is none.
 
     Args:
-      padded: Bytes of the file and ``_PADDING`` zeros.
-      is_wanted: Tells it by its first bytes, int32 [_HEADER].
+      padded: bytes of the file and ``_PADDING`` zeros.
+      is_wanted: tells it by its first bytes, int32 [_HEADER].
     """
     end = tf.strings.length(padded) - _PADDING
 

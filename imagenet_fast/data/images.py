@@ -99,8 +99,8 @@ class SizeLimit(NamedTuple):
     """The size above which images are shrunk, by one of their sides; by default no limit.
 
     Attributes:
-      max_side: The largest longer side, in pixels.
-      shorter_side: The largest shorter side, in pixels.
+      max_side: the largest longer side, in pixels.
+      shorter_side: the largest shorter side, in pixels.
     """
 
     max_side: int | None = None
@@ -128,13 +128,13 @@ class EncodedImage(NamedTuple):
     """An image file that training can decode: an 8-bit JPEG or PNG, grayscale or RGB.
 
     Attributes:
-      data: The file.
-      height: In pixels.
-      width: In pixels.
+      data: the file.
+      height: in pixels.
+      width: in pixels.
       channels: 3 (RGB) or 1 (grayscale).
-      converted_from: The original format (``'PNG'``, ``'CMYK JPEG'``, ``'pixels'``) and further
+      converted_from: the original format (``'PNG'``, ``'CMYK JPEG'``, ``'pixels'``) and further
         changes (``'JPEG, resized'``), or None for a JPEG that is byte for byte the original.
-      pixels: The decoded image, in the mode ``L`` or ``RGB``, before it was re-encoded.
+      pixels: the decoded image, in the mode ``L`` or ``RGB``, before it was re-encoded.
     """
 
     data: bytes
@@ -163,24 +163,24 @@ def normalize_encoding(
     not copied.
 
     Args:
-      data: The image file.
-      encoding: The format of re-encoded images, from ``ENCODINGS``: ``jpeg`` (quality 95, no chroma
+      data: the image file.
+      encoding: the format of re-encoded images, from ``ENCODINGS``: ``jpeg`` (quality 95, no chroma
         subsampling) or ``png`` (lossless).
-      max_pixels: The largest height times width to decode; None: Pillow's limit, 178,956,970.
-      size_limit: Images above it are shrunk by Pillow's antialiased bicubic filter and re-encoded.
+      max_pixels: the largest height times width to decode; None: Pillow's limit, 178,956,970.
+      size_limit: images above it are shrunk by Pillow's antialiased bicubic filter and re-encoded.
         Large JPEGs are decoded at a fraction of their size, but at least twice the new size.
-      exif: From ``EXIF``: ``ignore`` keeps the pixels as stored, as published ImageNet results do;
+      exif: from ``EXIF``: ``ignore`` keeps the pixels as stored, as published ImageNet results do;
         ``apply`` turns them by the EXIF orientation and re-encodes them. A TIFF's own orientation
         is always applied.
-      pad_to: Images of at most this height and width are padded with zeros to both, and re-encoded;
+      pad_to: images of at most this height and width are padded with zeros to both, and re-encoded;
         an odd pixel is added at the bottom or right. Not with ``size_limit``.
-      one_at_a_time: A lock that is held while an image is converted that takes over 256 MiB of
+      one_at_a_time: a lock that is held while an image is converted that takes over 256 MiB of
         memory; by default one of this process.
 
     Raises:
-      TooManyPixelsError: It has more than ``max_pixels``, or its conversion takes over 1 GiB of
+      TooManyPixelsError: it has more than ``max_pixels``, or its conversion takes over 1 GiB of
         memory.
-      BadImageError: The format is not one of these, or it cannot be decoded or encoded completely.
+      BadImageError: the format is not one of these, or it cannot be decoded or encoded completely.
     """
     if not data:
         raise BadImageError("empty")
@@ -236,7 +236,7 @@ def _count_scans(jpeg: bytes) -> int:
     """Returns the number of scans in a JPEG; those of previews in its metadata do not count.
 
     Raises:
-      BadImageError: It has so many segments that searching them would take long.
+      BadImageError: it has so many segments that searching them would take long.
     """
     scans = 0
     place = len(JPEG_SIGNATURE) - 1
@@ -253,9 +253,9 @@ def _memory(image: Image.Image, size: tuple[int, int] | None, turned: bool) -> i
     """Returns how many bytes it takes at most to decode and convert an opened image.
 
     Args:
-      image: As opened, of the size that it will be decoded at.
-      size: The width and height to resize it to; None: do not resize.
-      turned: Whether it may be turned.
+      image: as opened, of the size that it will be decoded at.
+      size: the width and height to resize it to; None: do not resize.
+      turned: whether it may be turned.
     """
     grey = image.mode in ("1", "L", "LA") or image.mode.startswith("I")
     result = 1 if grey else 4
@@ -342,7 +342,7 @@ def to_grey_or_rgb(image: Image.Image) -> Image.Image:
     """Returns an image in the mode ``L`` or ``RGB``, with alpha blended with white.
 
     Raises:
-      ValueError: Its pixels are floats or have 32 bits, or it cannot be converted to RGB.
+      ValueError: its pixels are floats or have 32 bits, or it cannot be converted to RGB.
     """
     if image.mode.startswith(("I", "F")):
         return _by_rows(image, "L", _to_8_bits(image))
@@ -408,12 +408,12 @@ def encode_pixels(
 
     Args:
       pixels: uint8 of shape (height, width) for grayscale, or (height, width, 3) for RGB.
-      encoding: As ``normalize_encoding``.
-      size_limit: As ``normalize_encoding``.
+      encoding: as ``normalize_encoding``.
+      size_limit: as ``normalize_encoding``.
 
     Raises:
-      BadImageError: They cannot be encoded.
-      ValueError: Another shape or dtype.
+      BadImageError: they cannot be encoded.
+      ValueError: another shape or dtype.
     """
     grey_or_rgb = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)
     if pixels.dtype != np.uint8 or not grey_or_rgb or not pixels.size:
@@ -436,12 +436,12 @@ def _encode(
     """Resizes, turns and encodes an image.
 
     Args:
-      image: In the mode ``L`` or ``RGB``.
-      encoding: From ``ENCODINGS``.
-      kind: The original format.
-      size: The width and height to resize it to; None: do not resize.
-      box: The part to resize; None: all.
-      turn: A transposition to apply after resizing.
+      image: in the mode ``L`` or ``RGB``.
+      encoding: from ``ENCODINGS``.
+      kind: the original format.
+      size: the width and height to resize it to; None: do not resize.
+      box: the part to resize; None: all.
+      turn: a transposition to apply after resizing.
     """
     if size:
         kind += ", resized"

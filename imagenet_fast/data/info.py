@@ -29,12 +29,12 @@ class SplitInfo:
     """The shards of a split.
 
     Attributes:
-      paths: The TFRecord files; none for synthetic data.
-      counts: Number of records in each file.
-      bytes: Total size of the files.
-      examples: Total number of records.
-      checksum: Of the content of all files; empty without a manifest.
-      class_counts: Number of records of each class; empty without a manifest.
+      paths: the TFRecord files; none for synthetic data.
+      counts: number of records in each file.
+      bytes: total size of the files.
+      examples: total number of records.
+      checksum: of the content of all files; empty without a manifest.
+      class_counts: number of records of each class; empty without a manifest.
     """
 
     paths: tuple[str, ...]
@@ -50,11 +50,11 @@ class DatasetInfo:
     """A data set, as described by its manifest or found without one.
 
     Attributes:
-      name: For display.
-      labels: Class names.
-      label_offset: Added to a stored label to get a class in [0, num_classes).
+      name: for display.
+      labels: class names.
+      label_offset: added to a stored label to get a class in [0, num_classes).
       splits: ``train`` and, if there are any, ``validation`` and ``test``.
-      preparation: What ``prepare`` did to the images; None: unknown, of another converter's shards.
+      preparation: what ``prepare`` did to the images; None: unknown, of another converter's shards.
     """
 
     name: str
@@ -167,9 +167,9 @@ def _count_records(
     This reads much of the shards, so the result is cached until they change.
 
     Args:
-      shards: Path, size in bytes and modification time of each shard.
-      num_classes: Of the data set.
-      label_offset: Added to a label to get a class.
+      shards: path, size in bytes and modification time of each shard.
+      num_classes: of the data set.
+      label_offset: added to a label to get a class.
     """
     found: dict[str, list[Path]] = {}
     for path, _, _ in shards:
@@ -204,7 +204,7 @@ def check_complete(split: str, paths: Sequence[Path]) -> None:
 
     Args:
       split: ``train``, ``validation`` or ``test``.
-      paths: The split's shards, sorted; at least one.
+      paths: the split's shards, sorted; at least one.
 
     Raises:
       UserError: if a shard is missing or belongs to another set.

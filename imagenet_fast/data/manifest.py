@@ -52,10 +52,10 @@ class Shard:
     """One TFRecord file.
 
     Attributes:
-      file: Its name in the data set's directory.
-      examples: Number of records.
-      bytes: Its size.
-      sha256: Hex SHA-256 of its content.
+      file: its name in the data set's directory.
+      examples: number of records.
+      bytes: its size.
+      sha256: hex SHA-256 of its content.
     """
 
     file: str
@@ -69,8 +69,8 @@ class Split:
     """The training, validation or test images.
 
     Attributes:
-      shards: In the order of their numbers.
-      class_counts: Number of examples of each class.
+      shards: in the order of their numbers.
+      class_counts: number of examples of each class.
     """
 
     shards: tuple[Shard, ...]
@@ -88,8 +88,8 @@ class Skipped:
 
     Attributes:
       split: ``train``, ``validation`` or ``test``.
-      file: Its name in the source.
-      reason: Why it could not be used.
+      file: its name in the source.
+      reason: why it could not be used.
     """
 
     split: str
@@ -102,18 +102,18 @@ class Manifest:
     """A prepared data set.
 
     Attributes:
-      name: The data set, e.g. ``fashion_mnist``.
-      labels: Class names.
-      splits: By name: ``train`` and, if there are any, ``validation`` and ``test``.
-      label_offset: Added to a record's label to get its class, an index of ``labels``: 0 in shards
+      name: the data set, e.g. ``fashion_mnist``.
+      labels: class names.
+      splits: by name: ``train`` and, if there are any, ``validation`` and ``test``.
+      label_offset: added to a record's label to get its class, an index of ``labels``: 0 in shards
         by ``prepare``, -1 where labels start at 1.
-      source: The source and the options of ``prepare``, as JSON values; equal ones give equal
+      source: the source and the options of ``prepare``, as JSON values; equal ones give equal
         shards.
-      converted: Number of re-encoded images, by their original format.
-      skipped: The images that were skipped.
-      unindexed: Number of JPEGs without an index that are large enough for one, such as progressive
+      converted: number of re-encoded images, by their original format.
+      skipped: the images that were skipped.
+      unindexed: number of JPEGs without an index that are large enough for one, such as progressive
         ones.
-      warnings: Problems of the source that did not stop ``prepare``.
+      warnings: problems of the source that did not stop ``prepare``.
     """
 
     name: str
@@ -146,7 +146,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
     """Returns the manifest of the data set in ``directory``.
 
     Raises:
-      UserError: There is no such directory, it has no manifest, or this version of the package
+      UserError: there is no such directory, it has no manifest, or this version of the package
         cannot read the manifest.
     """
     directory = to_path(directory)
@@ -192,7 +192,7 @@ def check_sizes(manifest: Manifest, directory: str | os.PathLike[str], split: st
     """Checks that each shard of ``split`` exists and has the right size, without reading it.
 
     Raises:
-      UserError: There is no such split, or a shard is missing, empty, truncated or too long.
+      UserError: there is no such split, or a shard is missing, empty, truncated or too long.
     """
     if split not in manifest.splits:
         raise UserError(
@@ -221,14 +221,14 @@ def verify(directory: str | os.PathLike[str], progress: bool = True) -> list[str
     This compares sizes, SHA-256, TFRecord checksums, number of records, labels and class counts.
 
     Args:
-      directory: The data set.
-      progress: Whether to show a progress bar, in bytes.
+      directory: the data set.
+      progress: whether to show a progress bar, in bytes.
 
     Returns:
       One line per problem, which names the shard and the damaged record, if any.
 
     Raises:
-      UserError: The manifest itself cannot be read.
+      UserError: the manifest itself cannot be read.
     """
     directory = to_path(directory)
     manifest = read_manifest(directory)

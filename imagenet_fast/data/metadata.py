@@ -63,9 +63,9 @@ def describe(image: EncodedImage, label: int, record_bytes: int) -> tuple:
     """Returns the values of ``ROW`` for an image.
 
     Args:
-      image: The image, as it is stored.
-      label: Its class.
-      record_bytes: The length of its record's data.
+      image: the image, as it is stored.
+      label: its class.
+      record_bytes: the length of its record's data.
     """
     hashed = perceptual_hash(image.pixels)
     return (
@@ -125,13 +125,13 @@ def write_metadata(manifest: Manifest, packed: Mapping[str, str], directory: Pat
     """Writes ``data.npz``; the same images give the same bytes.
 
     Args:
-      manifest: Of the data set.
-      packed: The packed rows of each shard, by its name; missing ones are computed from the shard.
-      directory: Of the shards.
+      manifest: of the data set.
+      packed: the packed rows of each shard, by its name; missing ones are computed from the shard.
+      directory: of the shards.
 
     Raises:
-      OSError: It cannot be written.
-      UserError: A shard cannot be read.
+      OSError: it cannot be written.
+      UserError: a shard cannot be read.
     """
     rows = {s.file: unpack(packed.get(s.file, ""), s.examples) for s in manifest.shards}
     missing = [shard for shard in manifest.shards if rows[shard.file] is None]
@@ -146,13 +146,13 @@ def read_metadata(manifest: Manifest, directory: Path, progress: bool = True) ->
     rewritten from the shards, which decodes all images.
 
     Args:
-      manifest: Of the data set.
-      directory: Of the shards and ``data.npz``.
-      progress: Whether to show a progress bar while shards are read.
+      manifest: of the data set.
+      directory: of the shards and ``data.npz``.
+      progress: whether to show a progress bar while shards are read.
 
     Raises:
       OSError: ``data.npz`` cannot be written.
-      UserError: A shard cannot be read.
+      UserError: a shard cannot be read.
     """
     rows = _load(manifest, directory)
     if rows is None or (_phash() is not None and not rows["hashed"].all()):
@@ -168,7 +168,7 @@ def read_classes(manifest: Manifest, split: str, directory: Path) -> np.ndarray:
     If ``data.npz`` is missing or out of date, they are read from the shards.
 
     Raises:
-      UserError: A shard cannot be read.
+      UserError: a shard cannot be read.
     """
     rows = _load(manifest, directory)
     files = [shard.file for shard in manifest.splits[split].shards]
@@ -209,13 +209,13 @@ def update_record_bytes(
     It stays as it is if it was out of date before: :func:`read_metadata` recomputes it then.
 
     Args:
-      old: The manifest before.
-      new: The manifest after.
-      sizes: Of the records' data, in bytes, for each shard.
-      directory: Of the shards and ``data.npz``.
+      old: the manifest before.
+      new: the manifest after.
+      sizes: of the records' data, in bytes, for each shard.
+      directory: of the shards and ``data.npz``.
 
     Raises:
-      OSError: It cannot be written.
+      OSError: it cannot be written.
     """
     rows = _load(old, directory)
     if rows is not None:

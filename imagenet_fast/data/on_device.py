@@ -38,13 +38,13 @@ class ImagesOnDevice:
     its variables as weights of the model.
 
     Args:
-      info: The data set.
+      info: the data set.
       split: ``train`` or ``validation``.
-      options: Gives the preprocessing, and the augmentation of training images.
-      batch_size: Number of images in a batch; each replica makes one batch per step.
-      strategy: Of the replicas.
-      threads: Number of threads that decode.
-      bad_images: Lists unreadable images.
+      options: gives the preprocessing, and the augmentation of training images.
+      batch_size: number of images in a batch; each replica makes one batch per step.
+      strategy: of the replicas.
+      threads: number of threads that decode.
+      bad_images: lists unreadable images.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class ImagesOnDevice:
         """Returns a replica's batch of a step; call it in the replica's context.
 
         Args:
-          step: Number of the step, int64, from 0.
-          replica: Index of the replica among all.
+          step: number of the step, int64, from 0.
+          replica: index of the replica among all.
 
         Returns:
           Images, uint8 [batch_size, image_size, image_size, 3], labels, int32 [batch_size], and
@@ -161,9 +161,9 @@ def draw_in_groups(
 
     Args:
       places: int64 [images], positions of the images in the epoch.
-      count: Number of images in an epoch.
+      count: number of images in an epoch.
       epoch: int64.
-      options: Selects the transformations.
+      options: selects the transformations.
 
     Returns:
       The arguments of :func:`change`: ``shift`` and ``cut``, int32 [images, 2], and ``flip``, bool
@@ -196,8 +196,8 @@ def change(images: tf.Tensor, changes: Changes, options: DataOptions) -> tf.Tens
 
     Args:
       images: uint8 [images, size, size, 3].
-      changes: Any of ``shift``, ``flip``, ``light`` and ``cut``, [images, ...].
-      options: Gives the padding of a shift, the side of a cutout, and the mean and standard
+      changes: any of ``shift``, ``flip``, ``light`` and ``cut``, [images, ...].
+      options: gives the padding of a shift, the side of a cutout, and the mean and standard
         deviation of pixels.
     """
     size = images.shape[1]
@@ -227,7 +227,7 @@ def gather(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
 
     Args:
       values: [count, ...], of a float dtype or uint8.
-      places: Positions in the first dimension, int32 or int64.
+      places: positions in the first dimension, int32 or int64.
     """
     if values.dtype != tf.uint8:
         return tf.gather(values, places)

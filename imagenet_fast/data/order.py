@@ -33,15 +33,15 @@ class SplitPart:
     """The part of a split that one input pipeline reads; each host has one pipeline.
 
     Attributes:
-      paths: Of the shards, in order.
-      counts: Number of records in each shard.
-      pipelines: Number of input pipelines.
-      pipeline: Index of this pipeline.
-      by_files: Whether the pipeline has its own shards and reads all of their records but those of
+      paths: of the shards, in order.
+      counts: number of records in each shard.
+      pipelines: number of input pipelines.
+      pipeline: index of this pipeline.
+      by_files: whether the pipeline has its own shards and reads all of their records but those of
         ``before`` and ``after``; otherwise all pipelines read all shards, and each uses every
         ``pipelines``-th record.
-      before: Number of records at the start of the first shard that belong to another pipeline.
-      after: Number of records at the end of the last shard that belong to another pipeline.
+      before: number of records at the start of the first shard that belong to another pipeline.
+      after: number of records at the end of the last shard that belong to another pipeline.
     """
 
     paths: tuple[str, ...]
@@ -77,10 +77,10 @@ class SplitPart:
         """Returns the records of the shards, reading several shards in parallel.
 
         Args:
-          shards: Of :meth:`shards`.
-          read_shard: Reads a shard.
-          threads: Number of threads.
-          copies: How often to repeat each record, int64 [records]; None: once each.
+          shards: of :meth:`shards`.
+          read_shard: reads a shard.
+          threads: number of threads.
+          copies: how often to repeat each record, int64 [records]; None: once each.
         """
         read = part_reader(read_shard)
         return shards.interleave(
@@ -193,16 +193,16 @@ def training_order(
     """Returns an infinite dataset of training records, epoch after epoch, in batches.
 
     Args:
-      part: The part of the split that this input pipeline reads.
-      read_shard: Reads a shard's records, or what represents them.
-      options: Gives ``seed`` and ``shuffle_buffer``.
-      batch_size: Of the returned batches.
-      images_per_step: Number of this pipeline's images in a training step, a multiple of
+      part: the part of the split that this input pipeline reads.
+      read_shard: reads a shard's records, or what represents them.
+      options: gives ``seed`` and ``shuffle_buffer``.
+      batch_size: of the returned batches.
+      images_per_step: number of this pipeline's images in a training step, a multiple of
         ``batch_size``.
-      steps_per_epoch: Number of training steps in an epoch.
-      first_step: The first training step, counted from the start of training.
-      threads: Number of threads that read.
-      sampling: Draws the images of an epoch; None: each is read once.
+      steps_per_epoch: number of training steps in an epoch.
+      first_step: the first training step, counted from the start of training.
+      threads: number of threads that read.
+      sampling: draws the images of an epoch; None: each is read once.
 
     Returns:
       Batches of what ``read_shard`` returns, [batch_size, ...], and of the images' identities for

@@ -28,11 +28,11 @@ class Preparation:
     """The options of ``prepare`` that decide on pixels.
 
     Attributes:
-      encoding: Format of re-encoded images, ``jpeg`` (of quality 95, not lossless) or ``png``.
-      max_side: Images with a longer side above this are shrunk to it; None: no limit.
-      shorter_side: Likewise for the shorter side.
-      exif: Whether images are turned by their EXIF orientation: ``ignore`` or ``apply``.
-      pad_to: Height and width to which images that are not larger are padded with zeros; 0: none.
+      encoding: format of re-encoded images, ``jpeg`` (of quality 95, not lossless) or ``png``.
+      max_side: images with a longer side above this are shrunk to it; None: no limit.
+      shorter_side: likewise for the shorter side.
+      exif: whether images are turned by their EXIF orientation: ``ignore`` or ``apply``.
+      pad_to: height and width to which images that are not larger are padded with zeros; 0: none.
     """
 
     encoding: Literal["jpeg", "png"] = "jpeg"
@@ -80,11 +80,11 @@ class Preparation:
         """Returns an image as in a shard.
 
         Args:
-          image: An image file; or pixels of a source, which has padded them.
-          one_at_a_time: As :func:`~imagenet_fast.data.images.normalize_encoding`.
+          image: an image file; or pixels of a source, which has padded them.
+          one_at_a_time: as :func:`~imagenet_fast.data.images.normalize_encoding`.
 
         Raises:
-          BadImageError: It cannot be decoded or encoded.
+          BadImageError: it cannot be decoded or encoded.
         """
         if not isinstance(image, bytes):
             return encode_pixels(image, self.encoding, self.size_limit)

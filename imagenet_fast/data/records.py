@@ -52,10 +52,10 @@ class LostRecord(NamedTuple):
     """A record that cannot be read.
 
     Attributes:
-      record: Its index in the shard.
-      offset: Of its first byte.
-      reason: Why it cannot be read.
-      shard: Path of the shard.
+      record: its index in the shard.
+      offset: of its first byte.
+      reason: why it cannot be read.
+      shard: path of the shard.
     """
 
     record: int
@@ -84,8 +84,8 @@ def write_records(path: str | os.PathLike[str], records: Iterable[bytes]) -> Wri
     """Writes a TFRecord file atomically: under a temporary name, then renamed.
 
     Args:
-      path: The file to create or replace. Its directory must exist.
-      records: The data of each record. If iterating raises, the temporary file is removed.
+      path: the file to create or replace. Its directory must exist.
+      records: the data of each record. If iterating raises, the temporary file is removed.
 
     Returns:
       The number of records, the file's size and its SHA-256.
@@ -125,8 +125,8 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[bytes]:
     """Yields the data of each record of a TFRecord file, after verifying both checksums.
 
     Raises:
-      CorruptRecordError: At the first record that is damaged or truncated.
-      UserError: There is no such file.
+      CorruptRecordError: at the first record that is damaged or truncated.
+      UserError: there is no such file.
     """
     with _File(path) as file:
         for number, (offset, length) in enumerate(_walk(file)):
@@ -137,8 +137,8 @@ def locate_records(path: str | os.PathLike[str]) -> Iterator[int]:
     """Yields the offset of each record, in bytes; reads only the lengths.
 
     Raises:
-      CorruptRecordError: A length is damaged, or the file ends within a record.
-      UserError: There is no such file.
+      CorruptRecordError: a length is damaged, or the file ends within a record.
+      UserError: there is no such file.
     """
     with _File(path) as file:
         for offset, _ in _walk(file):
@@ -154,8 +154,8 @@ def read_record(path: str | os.PathLike[str], number: int, offset: int) -> bytes
     """Returns the data of record ``number``, at an ``offset`` from ``locate_records``.
 
     Raises:
-      CorruptRecordError: The record is damaged or truncated.
-      UserError: There is no such file.
+      CorruptRecordError: the record is damaged or truncated.
+      UserError: there is no such file.
     """
     with _File(path) as file:
         length = _length(file, number, offset)
@@ -173,14 +173,14 @@ class _File:
     """A file whose reads are retried, as for a server that is briefly unavailable.
 
     Args:
-      path: Of the file.
+      path: of the file.
 
     Raises:
-      UserError: It cannot be read after all retries; each method raises it.
+      UserError: it cannot be read after all retries; each method raises it.
 
     Attributes:
-      path: Of the file.
-      size: In bytes.
+      path: of the file.
+      size: in bytes.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -28,9 +28,9 @@ class Sampling:
     """Draws the images of an epoch.
 
     Attributes:
-      classes: The class of each training image, int32 [images], in the order of the shards.
-      shares: Of each class in an epoch, float64 [classes], which add up to 1.
-      seed: Of the random numbers.
+      classes: the class of each training image, int32 [images], in the order of the shards.
+      shares: of each class in an epoch, float64 [classes], which add up to 1.
+      seed: of the random numbers.
     """
 
     classes: np.ndarray
@@ -42,7 +42,7 @@ class Sampling:
 
         Args:
           epoch: int64 scalar.
-          total: Number of images in the epoch, the sum of the copies.
+          total: number of images in the epoch, the sum of the copies.
         """
         run = tf.random.stateless_uniform(
             [2, 2],

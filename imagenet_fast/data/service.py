@@ -44,11 +44,11 @@ def input_server(
     Without a password: prints who can reach the ports, and so run any TensorFlow operation here.
 
     Args:
-      port: Of the dispatcher, to which training runs connect.
-      host: Name or address of this machine at which they reach it, if they run on others. Nobody
+      port: of the dispatcher, to which training runs connect.
+      host: name or address of this machine at which they reach it, if they run on others. Nobody
         reaches the ports at any address but this and the loopback.
-      worker_port: From which they fetch batches; 0: any free port.
-      trusted_network: Whether to serve even if this system cannot restrict the ports.
+      worker_port: from which they fetch batches; 0: any free port.
+      trusted_network: whether to serve even if this system cannot restrict the ports.
 
     Yields:
       The address ``host:port``, as in ``Config.input_servers``.
@@ -98,8 +98,8 @@ def check_servers(servers: tuple[str, ...], trial: Callable[[], tf.data.Dataset]
     """Checks that servers are reachable and able to make batches.
 
     Args:
-      servers: Their addresses.
-      trial: Returns a dataset of one element that needs everything that a server may lack.
+      servers: their addresses.
+      trial: returns a dataset of one element that needs everything that a server may lack.
 
     Raises:
       UserError: if a server is unreachable, or does not return the element in time.
@@ -153,10 +153,10 @@ def batches_from_servers(
     """Returns the elements of ``make(order)``, made by input servers.
 
     Args:
-      order: Infinitely many batches; must not call Python.
-      make: Maps each batch to another; must not call Python either.
-      servers: Addresses, already checked by :func:`check_servers`.
-      watched: Whether to check that servers stay reachable, which needs Python and
+      order: infinitely many batches; must not call Python.
+      make: maps each batch to another; must not call Python either.
+      servers: addresses, already checked by :func:`check_servers`.
+      watched: whether to check that servers stay reachable, which needs Python and
         :func:`can_watch`. Otherwise the dataset waits forever for an unavailable server.
 
     Raises (in the dataset):

@@ -66,10 +66,10 @@ def read_shard(
     several records: all missing records are assumed to be at the last damaged length.
 
     Args:
-      path: Of the shard, which is read into memory if it is damaged.
-      count: Number of its records.
-      start: Number of records in earlier shards; not used.
-      native: Whether to compare lengths with the file's size by the native op, which the process
+      path: of the shard, which is read into memory if it is damaged.
+      count: number of its records.
+      start: number of records in earlier shards; not used.
+      native: whether to compare lengths with the file's size by the native op, which the process
         that reads must have loaded. Otherwise ``shard_reader`` has compared them.
 
     Raises (in the dataset):
@@ -98,8 +98,8 @@ def shard_reader(paths: Iterable[str], native: bool | None = None) -> ReadShard:
     """Returns :func:`read_shard` for these shards.
 
     Args:
-      paths: Of the shards. Those in buckets are read without comparing lengths.
-      native: Whether the process that reads has the native op; None: it is this process.
+      paths: of the shards. Those in buckets are read without comparing lengths.
+      native: whether the process that reads has the native op; None: it is this process.
 
     Raises:
       UserError: if, without the op, a record claims to be larger than its shard by gigabytes.

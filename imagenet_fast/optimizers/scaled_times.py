@@ -20,10 +20,10 @@ def scale_times(times: Times, before: Duration, after: Duration, batch_growth: f
     """Scales times to another duration of a run, of which they stay the same fractions.
 
     Args:
-      times: One or several.
-      before: The duration to which they belong.
-      after: The new duration.
-      batch_growth: The new batch size over the one to which they belong.
+      times: one or several.
+      before: the duration to which they belong.
+      after: the new duration.
+      batch_growth: the new batch size over the one to which they belong.
 
     Returns:
       The times to five digits, in their units, or in the unit of ``after`` if that of ``before``

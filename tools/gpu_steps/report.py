@@ -45,8 +45,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _joined(exported: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the results of each step beside its predictions."""
-    from imagenet_fast.lab.planning.run import Hardware, plan_run
     from steps import STEPS
+
+    from imagenet_fast.lab.planning.run import Hardware, plan_run
 
     steps = {}
     for name, config in STEPS.items():

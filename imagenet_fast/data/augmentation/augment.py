@@ -36,7 +36,7 @@ def draw_changes(identities: tf.Tensor, options: AugmentationOptions) -> Changes
 
     Args:
       identities: int64 [images, 3], as for :func:`stateless_random.uniform`.
-      options: Selects the augmentations.
+      options: selects the augmentations.
 
     Returns:
       The arguments of :func:`augment` for each image, by name: [images, ...].
@@ -99,7 +99,7 @@ def draw_erased(identities: tf.Tensor, options: AugmentationOptions) -> tf.Tenso
 
     Args:
       identities: int64 [images, 3], as for :func:`stateless_random.uniform`.
-      options: Gives the probability, ``random_erasing``, and ``image_size``.
+      options: gives the probability, ``random_erasing``, and ``image_size``.
 
     Returns:
       int32 [images, 4]: top, left, height and width; the height is 0 if nothing is erased.
@@ -131,8 +131,8 @@ def augment(image: tf.Tensor, changes: Changes, options: AugmentationOptions) ->
 
     Args:
       image: uint8 [height, width, 3].
-      changes: The image's part of the result of :func:`draw_changes`.
-      options: Gives the padding of a shift and the side of a cutout.
+      changes: the image's part of the result of :func:`draw_changes`.
+      options: gives the padding of a shift and the side of a cutout.
 
     Returns:
       uint8, clipped to 0..255, of the image's shape.
@@ -170,9 +170,9 @@ def shift(image: tf.Tensor, margin: int, corner: tf.Tensor, border: str = "zeros
 
     Args:
       image: [height, width, 3].
-      margin: Width of the padding at each side, in pixels.
+      margin: width of the padding at each side, in pixels.
       corner: int32 [2]: top and left of the crop in the padded image, at most twice the margin.
-      border: Padding: ``zeros``, or ``reflect`` for the image reflected at its border.
+      border: padding: ``zeros``, or ``reflect`` for the image reflected at its border.
     """
     mode = {"zeros": "CONSTANT", "reflect": "REFLECT"}[border]
     padded = tf.pad(image, [[margin, margin], [margin, margin], [0, 0]], mode)
@@ -190,7 +190,7 @@ def cut_out(images: tf.Tensor, corners: tf.Tensor, options: AugmentationOptions)
     Args:
       images: uint8 [images, size, size, 3].
       corners: int32 [images, 2]: top and left of the squares.
-      options: Gives the squares' side, ``cutout``, and ``pixel_mean``.
+      options: gives the squares' side, ``cutout``, and ``pixel_mean``.
     """
     places = tf.range(options.image_size) - corners[:, :, tf.newaxis]
     inside = (places >= 0) & (places < options.cutout)
@@ -204,7 +204,7 @@ def erase(image: tf.Tensor, box: tf.Tensor, options: AugmentationOptions) -> tf.
     Args:
       image: uint8 [height, width, 3].
       box: int32 [4]: top, left, height and width.
-      options: Gives ``pixel_mean``.
+      options: gives ``pixel_mean``.
     """
     top, left, height, width = tf.unstack(box)
     rows, columns = tf.range(tf.shape(image)[0]) - top, tf.range(tf.shape(image)[1]) - left
@@ -245,7 +245,7 @@ def change_light(images: tf.Tensor, changes: tf.Tensor, options: AugmentationOpt
     Args:
       images: float32 [images, height, width, 3], in 0..255.
       changes: float32 [images, 2], the shift and the factor.
-      options: Gives ``pixel_mean`` and ``pixel_std``.
+      options: gives ``pixel_mean`` and ``pixel_std``.
 
     Returns:
       float32 [images, height, width, 3], not clipped.

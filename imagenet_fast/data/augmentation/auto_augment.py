@@ -51,8 +51,8 @@ def draw_rand_augment(
 
     Args:
       identities: int64 [images, 3], as for :func:`stateless_random.uniform`.
-      layers: Number of operations per image.
-      magnitude: In 0..10.
+      layers: number of operations per image.
+      magnitude: in 0..10.
 
     Returns:
       ``(numbers, strengths)``: int32 [images, layers], indices in :data:`RAND_AUGMENT`, and float32

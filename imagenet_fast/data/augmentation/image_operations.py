@@ -31,14 +31,14 @@ def operations(
     Autocontrast and equalize ignore the strength, solarize and posterize its sign.
 
     Args:
-      degrees: Angle of rotation at strength 1.
-      slope: Of shears at strength 1.
-      pixels: Returns a translation in pixels, given the strength and the image's side in pixels.
-      enhancement: Difference from 1 of the factors of colour, contrast, brightness and sharpness at
+      degrees: angle of rotation at strength 1.
+      slope: of shears at strength 1.
+      pixels: returns a translation in pixels, given the strength and the image's side in pixels.
+      enhancement: difference from 1 of the factors of colour, contrast, brightness and sharpness at
         strength 1.
-      bits: Number of bits, of 8, that posterize removes at strength 1.
-      threshold: Of solarize at strength 0; at strength 1 it is 0.
-      fill: Value of pixels from outside of the image, in geometric operations.
+      bits: number of bits, of 8, that posterize removes at strength 1.
+      threshold: of solarize at strength 0; at strength 1 it is 0.
+      fill: value of pixels from outside of the image, in geometric operations.
     """
 
     def enhanced(change: Operation) -> Operation:
@@ -84,7 +84,7 @@ def apply(
       image: uint8 [height, width, 3].
       numbers: int32 [layers], indices in ``operations``.
       strengths: float32 [layers], in [-1, 1].
-      operations: The operations to choose from, by name.
+      operations: the operations to choose from, by name.
 
     Returns:
       uint8, of the image's shape.
@@ -214,10 +214,10 @@ def _transform(image: tf.Tensor, x: Sequence[Any], y: Sequence[Any], fill: float
 
     Args:
       image: uint8 [height, width, 3].
-      x: Coefficients of the source's x as a linear function of the output's (x, y, 1), where
+      x: coefficients of the source's x as a linear function of the output's (x, y, 1), where
         pixels' centres are at half-integers.
-      y: Likewise of the source's y.
-      fill: Value of pixels from outside of the image.
+      y: likewise of the source's y.
+      fill: value of pixels from outside of the image.
     """
     # In TensorFlow's op, centres are at integers.
     x_offset = x[2] + (x[0] + x[1] - 1) / 2

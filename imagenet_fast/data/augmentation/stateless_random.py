@@ -22,8 +22,8 @@ def uniform(identities: tf.Tensor, purpose: str, count: int) -> tf.Tensor:
 
     Args:
       identities: int64 [images, 3]: seed, epoch and place in the epoch's order of each image.
-      purpose: Name of their use; different purposes have independent numbers.
-      count: Number per image.
+      purpose: name of their use; different purposes have independent numbers.
+      count: number per image.
 
     Returns:
       float32 [images, count], multiples of 2**-24.
@@ -50,10 +50,10 @@ def permuted(
 
     Args:
       places: int64, in [0, count).
-      count: Length of the permutation.
-      seed: Of the run.
-      epoch: Different epochs have independent permutations.
-      purpose: Likewise different purposes.
+      count: length of the permutation.
+      seed: of the run.
+      epoch: different epochs have independent permutations.
+      purpose: likewise different purposes.
 
     Returns:
       int64, of the shape of ``places``.
@@ -86,8 +86,8 @@ def splitmix64(states: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
     """Returns numbers of SplitMix64 sequences, uint64.
 
     Args:
-      states: Initial states, uint64.
-      indices: Indices of the numbers in the sequences, uint64.
+      states: initial states, uint64.
+      indices: indices of the numbers in the sequences, uint64.
     """
     return _mix(states + (indices + 1) * tf.constant(_GOLDEN, tf.uint64))
 

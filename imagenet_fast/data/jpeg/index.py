@@ -38,9 +38,9 @@ def index_file(encoded: bytes, height: int, width: int) -> bytes | None:
     """Returns the index of an image file.
 
     Args:
-      encoded: Bytes of the file.
-      height: In pixels.
-      width: In pixels.
+      encoded: bytes of the file.
+      height: in pixels.
+      width: in pixels.
 
     Returns:
       The index; empty for JPEGs that cannot have one; None for PNGs and small images, which need
@@ -58,7 +58,7 @@ def index_jpegs(encoded: tf.Tensor) -> tf.Tensor:
     """Returns the indexes of JPEGs.
 
     Args:
-      encoded: Bytes of the files, a string tensor of any shape.
+      encoded: bytes of the files, a string tensor of any shape.
 
     Returns:
       Indexes, strings of the same shape. They are empty for files that are damaged or not
@@ -80,8 +80,8 @@ def cut_jpegs(
     """Cuts the blocks around crop boxes out of JPEGs, without decoding them.
 
     Args:
-      encoded: Bytes of the image files, string [images].
-      indexes: Their indexes, string [images]; empty for files without one.
+      encoded: bytes of the image files, string [images].
+      indexes: their indexes, string [images]; empty for files without one.
       boxes: int32 [images, 4]: top, left, height and width, in pixels.
       scales: int32 [images]: 1, 2, 4 or 8; the cuts are to be decoded at 1/scale of their size.
       warn: whether to warn once if indexes do not fit their images. This calls Python, which

@@ -47,13 +47,13 @@ def add_index(
     at any time, and an interrupted run can be repeated.
 
     Args:
-      directory: The shards, either with a manifest, which is updated, or of another converter:
+      directory: the shards, either with a manifest, which is updated, or of another converter:
         ``train-00000-of-01024`` and so on.
-      threads: Number of shards written in parallel; by default the number of CPU cores.
-      progress: Whether to show a progress bar, in shards.
+      threads: number of shards written in parallel; by default the number of CPU cores.
+      progress: whether to show a progress bar, in shards.
 
     Raises:
-      UserError: There are no shards, one is damaged or cannot be written, another process is adding
+      UserError: there are no shards, one is damaged or cannot be written, another process is adding
         indexes, or the native ops cannot be compiled.
     """
     directory = local_directory(directory)

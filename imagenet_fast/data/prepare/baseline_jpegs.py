@@ -23,7 +23,7 @@ def find_jpegtran() -> str:
     """Returns the path of ``jpegtran``, after trying it.
 
     Raises:
-      UserError: It is not installed, cannot be run, or does not make baseline JPEGs.
+      UserError: it is not installed, cannot be run, or does not make baseline JPEGs.
     """
     path = shutil.which(_PROGRAM)
     if path is None:
@@ -52,8 +52,8 @@ def to_baseline(image: EncodedImage, jpegtran: str) -> EncodedImage:
     """Returns a JPEG with the same pixels and metadata, in one Huffman-coded scan.
 
     Args:
-      image: A JPEG.
-      jpegtran: Path of the program.
+      image: a JPEG.
+      jpegtran: path of the program.
 
     Returns:
       The new image, or the same one if ``jpegtran`` finds it damaged, or if the pixels would
@@ -72,7 +72,7 @@ def _converted(jpeg: bytes, jpegtran: str) -> tuple[bytes, Image.Image] | None:
     """Returns the program's output and its decoded pixels; None if it fails.
 
     Raises:
-      UserError: The program cannot be run.
+      UserError: the program cannot be run.
     """
     command = [jpegtran, "-copy", "all", "-optimize"]
     try:

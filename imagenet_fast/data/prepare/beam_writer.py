@@ -66,7 +66,7 @@ def parse_options(text: str) -> beam.Pipeline:
     """Returns an empty pipeline with Beam's options, given as on a command line.
 
     Raises:
-      UserError: There is no such option, value or runner, or one needs others.
+      UserError: there is no such option, value or runner, or one needs others.
     """
     try:
         words = shlex.split(text)
@@ -193,7 +193,7 @@ class _Job:
     """A pipeline that runs in a thread: some runners return from ``run`` only at its end.
 
     Attributes:
-      errors: Of the pipeline, and of Beam's threads: the local runner does not notice that a
+      errors: of the pipeline, and of Beam's threads: the local runner does not notice that a
         process has ended, and would wait for it for ever.
     """
 
@@ -260,10 +260,10 @@ class _MakeShard(beam.DoFn):  # type: ignore[misc]
     """Makes the shard at each place of a file of tasks.
 
     Args:
-      opener: Of the source.
-      directory: Of the shards.
-      job: As in the manifest's ``source``.
-      tasks: Path of the file.
+      opener: of the source.
+      directory: of the shards.
+      job: as in the manifest's ``source``.
+      tasks: path of the file.
     """
 
     def __init__(self, opener: Opener, directory: str, job: dict[str, Any], tasks: str) -> None:

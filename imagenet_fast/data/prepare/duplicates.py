@@ -24,11 +24,11 @@ class Image(NamedTuple):
 
     Attributes:
       split: ``train``, ``validation`` or ``test``.
-      label: Name of the class.
-      file: Name of the file in the source.
-      shard: Name of the shard.
-      record: Index of the record in the shard.
-      data: The encoded image.
+      label: name of the class.
+      file: name of the file in the source.
+      shard: name of the shard.
+      record: index of the record in the shard.
+      data: the encoded image.
     """
 
     split: str
@@ -43,14 +43,14 @@ class Images:
     """Random access to the images of a prepared data set, by their index in ``rows``.
 
     Args:
-      manifest: Of the data set.
-      rows: The images' metadata, of dtype ``metadata.ROW`` and shape (images,).
-      directory: Of the shards.
+      manifest: of the data set.
+      rows: the images' metadata, of dtype ``metadata.ROW`` and shape (images,).
+      directory: of the shards.
 
     Attributes:
-      manifest: As given.
-      rows: As given.
-      splits: Index of each image's split in the manifest, int64 of shape (images,).
+      manifest: as given.
+      rows: as given.
+      splits: index of each image's split in the manifest, int64 of shape (images,).
     """
 
     def __init__(self, manifest: Manifest, rows: np.ndarray, directory: Path) -> None:
@@ -66,7 +66,7 @@ class Images:
         """Reads an image.
 
         Raises:
-          UserError: Its record cannot be read.
+          UserError: its record cannot be read.
         """
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
         start = int(self._starts[shard])
@@ -90,9 +90,9 @@ class Duplicates:
     """Pairs of images, the most harmful ones first: those in two classes, then in two splits.
 
     Attributes:
-      pairs: The pairs.
-      two_classes: Whether the images of a pair have different labels, bool of shape (pairs,).
-      two_splits: Whether they are in different splits, bool of shape (pairs,).
+      pairs: the pairs.
+      two_classes: whether the images of a pair have different labels, bool of shape (pairs,).
+      two_splits: whether they are in different splits, bool of shape (pairs,).
     """
 
     pairs: Pairs
@@ -123,8 +123,8 @@ class FoundDuplicates(NamedTuple):
     """The duplicates in a data set.
 
     Attributes:
-      equal: Files that are equal byte for byte.
-      similar: Other images with similar hashes; None if some images have no hash.
+      equal: files that are equal byte for byte.
+      similar: other images with similar hashes; None if some images have no hash.
     """
 
     equal: Duplicates

@@ -15,9 +15,9 @@ class ImageLimit:
     """A maximum number of images.
 
     Attributes:
-      text: As given by the user.
-      count: The number of images, or None.
-      fraction: Of all images, in [0, 1], if there is no ``count``.
+      text: as given by the user.
+      count: the number of images, or None.
+      fraction: of all images, in [0, 1], if there is no ``count``.
     """
 
     text: str
@@ -29,11 +29,11 @@ class ImageLimit:
         """Parses a count, such as ``100``, or a fraction, such as ``0.01`` or ``1%``.
 
         Args:
-          text: The limit.
-          name: Of the option, for errors.
+          text: the limit.
+          name: of the option, for errors.
 
         Raises:
-          UserError: It is neither, or the fraction is above 1.
+          UserError: it is neither, or the fraction is above 1.
         """
         match = _PATTERN.fullmatch(text.strip().lower())
         if match and match[1]:

@@ -52,12 +52,12 @@ class Journal:
         """Opens or creates the journal in ``directory``.
 
         Args:
-          directory: Of the shards; created if it does not exist.
-          job: The requested job.
-          free: Keys of the job that may differ from the started one.
+          directory: of the shards; created if it does not exist.
+          job: the requested job.
+          free: keys of the job that may differ from the started one.
 
         Raises:
-          UserError: The directory is not writable or in use, or the journal is of another job.
+          UserError: the directory is not writable or in use, or the journal is of another job.
         """
         self._path = directory / JOURNAL
         self.job = job  # of the first run
@@ -178,7 +178,7 @@ def leave(directory: Path, done: Done) -> None:
     """Leaves a file for a shard that has its final name, for the process with the journal.
 
     Raises:
-      UserError: It cannot be written.
+      UserError: it cannot be written.
     """
     path = left_path(directory, done.shard.file)
     try:
@@ -191,8 +191,8 @@ def read_left(path: Path) -> Done:
     """Returns what a worker left.
 
     Raises:
-      OSError: There is no such file, or it cannot be read.
-      UserError: It is not by a worker.
+      OSError: there is no such file, or it cannot be read.
+      UserError: it is not by a worker.
     """
     try:
         return parse_json(read_bounded(path, MAX_JSON), Done)
@@ -204,7 +204,7 @@ def lock(file: IO[bytes], message: str) -> None:
     """Locks a file until it is closed or the process ends, where the file system has locks.
 
     Raises:
-      UserError: Another process has locked it; with ``message``.
+      UserError: another process has locked it; with ``message``.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -52,16 +52,16 @@ def write_page(directory: str, progress: bool = True) -> FoundDuplicates:
     """Writes ``data.html`` and ``duplicates.jsonl`` beside the shards of a prepared data set.
 
     Args:
-      directory: The data set, on a disk or in a bucket.
-      progress: Whether to show a progress bar if shards must be read because ``data.npz`` is
+      directory: the data set, on a disk or in a bucket.
+      progress: whether to show a progress bar if shards must be read because ``data.npz`` is
         missing or out of date.
 
     Returns:
       The duplicate images.
 
     Raises:
-      OSError: The files cannot be written.
-      UserError: There is no data set in ``directory``, or it is damaged.
+      OSError: the files cannot be written.
+      UserError: there is no data set in ``directory``, or it is damaged.
     """
     path = to_path(directory)
     manifest = read_manifest(path)
@@ -76,12 +76,12 @@ def render(images: Images, found: FoundDuplicates, directory: str) -> str:
     """Returns the page as HTML.
 
     Args:
-      images: The data set.
-      found: Its duplicates.
-      directory: Its path, for the commands that the page shows.
+      images: the data set.
+      found: its duplicates.
+      directory: its path, for the commands that the page shows.
 
     Raises:
-      UserError: A shard is damaged.
+      UserError: a shard is damaged.
     """
     manifest = images.manifest
     body = [

@@ -40,11 +40,11 @@ class Task:
     """A shard to be written.
 
     Attributes:
-      split: Its split.
-      file: Its name.
-      places: Its images in order: the index of the source's split and of the image in it, int64 of
+      split: its split.
+      file: its name.
+      places: its images in order: the index of the source's split and of the image in it, int64 of
         shape (images, 2).
-      digest: Of the images' names, labels and sizes; empty if the source does not list files.
+      digest: of the images' names, labels and sizes; empty if the source does not list files.
     """
 
     split: str
@@ -62,9 +62,9 @@ def deal(images: Mapping[str, int], shards: Mapping[str, int], seed: int) -> dic
     """Deals shuffled images to shards, equally many to each shard of a split.
 
     Args:
-      images: Number of images of each split.
-      shards: Number of shards of each split.
-      seed: Of the shuffle.
+      images: number of images of each split.
+      shards: number of shards of each split.
+      seed: of the shuffle.
 
     Returns:
       By shard file, the images' indices in their split.
@@ -137,9 +137,9 @@ def update(
     smallest shards, of those that are not written yet if there are any.
 
     Args:
-      assignment: Images by shard.
-      files: The source's present images, by split.
-      written: Names of the shards that are written.
+      assignment: images by shard.
+      files: the source's present images, by split.
+      written: names of the shards that are written.
 
     Returns:
       None if fewer than half of the images are still there, so that it is another data set.
@@ -176,7 +176,7 @@ def read_assignment(directory: Path) -> Assignment | None:
     """Returns the assignment that an earlier run saved, or None.
 
     Raises:
-      UserError: It cannot be read.
+      UserError: it cannot be read.
     """
     path = directory / FILE
     try:
@@ -194,7 +194,7 @@ def write_assignment(directory: Path, assignment: Assignment) -> None:
     """Saves an assignment for later runs.
 
     Raises:
-      OSError: It cannot be written.
+      OSError: it cannot be written.
     """
     lines = [json.dumps({"file": file, "images": images}) for file, images in assignment.items()]
     write_file(directory / FILE, "".join(f"{line}\n" for line in lines))
@@ -204,7 +204,7 @@ def remove_assignment(directory: Path) -> None:
     """Removes the saved assignment.
 
     Raises:
-      OSError: It cannot be removed.
+      OSError: it cannot be removed.
     """
     (directory / FILE).unlink(missing_ok=True)
 

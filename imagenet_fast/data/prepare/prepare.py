@@ -91,26 +91,26 @@ def prepare(
     finished data set, only shards that are missing or have the wrong size are rewritten.
 
     Args:
-      source: The images.
-      directory: Output directory, created if it does not exist.
-      train_shards: Number of training files; by default that of ``default_shards``.
-      validation_shards: Number of validation files, likewise.
-      seed: Of the shuffle.
-      encoding: Format of images that are re-encoded: ``jpeg`` (quality 95) or ``png`` (lossless).
+      source: the images.
+      directory: output directory, created if it does not exist.
+      train_shards: number of training files; by default that of ``default_shards``.
+      validation_shards: number of validation files, likewise.
+      seed: of the shuffle.
+      encoding: format of images that are re-encoded: ``jpeg`` (quality 95) or ``png`` (lossless).
         Images are re-encoded if they are resized, turned, or not JPEGs that training can decode;
         other JPEGs are copied unchanged.
-      max_side: Images with a longer side above this are resized to it; None: no limit.
-      shorter_side: Likewise for the shorter side. At most one of both limits may be given.
+      max_side: images with a longer side above this are resized to it; None: no limit.
+      shorter_side: likewise for the shorter side. At most one of both limits may be given.
       exif: EXIF orientation: ``ignore`` keeps the pixels as stored, ``apply`` turns images upright.
-      make_baseline: Whether to convert progressive JPEGs to baseline losslessly, with the program
+      make_baseline: whether to convert progressive JPEGs to baseline losslessly, with the program
         ``jpegtran``: an index needs baseline JPEGs, which also decode faster.
-      jpeg_index: Whether to index baseline JPEGs, so that training decodes only the blocks around a
+      jpeg_index: whether to index baseline JPEGs, so that training decodes only the blocks around a
         crop. It takes a C++ compiler; without one, a warning is printed and there is no index.
-      threads: Number of shards written in parallel; by default the number of CPU cores.
-      max_bad_images: How many undecodable images to skip, and list in the manifest, before an
+      threads: number of shards written in parallel; by default the number of CPU cores.
+      max_bad_images: how many undecodable images to skip, and list in the manifest, before an
         error: a count, or a fraction of all images such as 0.01 or ``"1%"``.
-      progress: Whether to show a progress bar.
-      runner: What writes the shards: ``local``, processes of this machine, or ``beam``, Apache
+      progress: whether to show a progress bar.
+      runner: what writes the shards: ``local``, processes of this machine, or ``beam``, Apache
         Beam, for which ``directory`` may be in a bucket, and the source is one of ``open_source``
         or has ``opening``.
       pipeline_options: Beam's own, as ``"--runner=DataflowRunner --region=..."``.
@@ -119,7 +119,7 @@ def prepare(
       The manifest, as written into ``directory``.
 
     Raises:
-      UserError: The directory is not writable, is in use by another process, or holds another data
+      UserError: the directory is not writable, is in use by another process, or holds another data
         set or this one converted with other options; an argument is invalid; an image cannot be
         read or has a label out of range; or too many images cannot be decoded.
     """
@@ -237,7 +237,7 @@ def check_runner(runner: str, pipeline_options: str) -> ModuleType | None:
     """Checks what writes the shards; returns the module of Beam, or None without it.
 
     Raises:
-      UserError: There is no such runner, Beam is not installed, or it has no such options.
+      UserError: there is no such runner, Beam is not installed, or it has no such options.
     """
     require_choice("runner", runner, RUNNERS)
     if runner == "local":
@@ -288,7 +288,7 @@ def local_directory(directory: str | os.PathLike[str]) -> pathlib.Path:
     """Returns the directory of shards that processes of this machine write, on a disk.
 
     Raises:
-      UserError: It is in a bucket.
+      UserError: it is in a bucket.
     """
     advice = (
         "; copy it to the bucket from there, with `gcp/tpu copy_data` or `gcloud storage rsync "
@@ -308,15 +308,15 @@ def _plan(
     """Returns all shards' tasks, and whether they cannot be recomputed from the seed alone.
 
     Args:
-      source: The images.
-      assignment: The images of each shard as an earlier run chose them.
-      written: The shards that it wrote, perhaps of images that have changed since.
-      journal: Of the job that was started.
-      job: The requested job.
-      directory: Of the plan and the journal.
+      source: the images.
+      assignment: the images of each shard as an earlier run chose them.
+      written: the shards that it wrote, perhaps of images that have changed since.
+      journal: of the job that was started.
+      job: the requested job.
+      directory: of the plan and the journal.
 
     Raises:
-      UserError: The images are others, or the plan cannot be written.
+      UserError: the images are others, or the plan cannot be written.
     """
     dealt = prepare_plan.deal(source.splits, job["shards"], job["seed"])
     files = source.list_files()

@@ -28,9 +28,9 @@ class ShardMaker:
     """Makes the shards of a job, of which a shard's bytes are a function.
 
     Attributes:
-      source: The images.
-      directory: Of the shards.
-      job: As in the manifest's ``source``.
+      source: the images.
+      directory: of the shards.
+      job: as in the manifest's ``source``.
     """
 
     def __init__(self, source: Source, directory: Path, job: dict[str, Any]) -> None:
@@ -51,12 +51,12 @@ class ShardMaker:
         """Writes one shard, under a temporary name until it is complete.
 
         Args:
-          task: The shard.
-          tell: What it raises ends the shard.
-          one_at_a_time: Held while an image takes much memory; by default by this process' threads.
+          task: the shard.
+          tell: what it raises ends the shard.
+          one_at_a_time: held while an image takes much memory; by default by this process' threads.
 
         Raises:
-          UserError: The source cannot be read or has a label out of range, or the shard cannot be
+          UserError: the source cannot be read or has a label out of range, or the shard cannot be
             written.
         """
         path = self.directory / task.file

@@ -50,13 +50,13 @@ class Writer(Protocol):
         """Writes the shards of ``tasks``.
 
         Args:
-          tasks: The shards to write.
-          done: Shards of earlier runs, for the progress bar and the limit on bad images.
-          finish: Called with each shard once it has its final name; calls do not overlap.
-          release: Called in each forked process, to close what only this one may hold.
+          tasks: the shards to write.
+          done: shards of earlier runs, for the progress bar and the limit on bad images.
+          finish: called with each shard once it has its final name; calls do not overlap.
+          release: called in each forked process, to close what only this one may hold.
 
         Raises:
-          UserError: As ``prepare``, or a worker process was killed.
+          UserError: as ``prepare``, or a worker process was killed.
         """
 
 
@@ -176,7 +176,7 @@ def check_skipped(source: Source, limit: ImageLimit, skipped: list[Skipped]) -> 
     """Checks the number of images that could not be used so far.
 
     Raises:
-      UserError: They are more than the limit.
+      UserError: they are more than the limit.
     """
     total = sum(source.splits.values())
     most = limit.images(total)

@@ -30,10 +30,10 @@ class Pairs:
     """Pairs of images.
 
     Attributes:
-      first: Indices of images in the data set, int64 of shape (pairs,).
-      second: Likewise; each is greater than that in ``first``.
-      distance: Number of bits in which the hashes differ, int64 of shape (pairs,).
-      complete: Whether these are all pairs; False if the search reached its limits.
+      first: indices of images in the data set, int64 of shape (pairs,).
+      second: likewise; each is greater than that in ``first``.
+      distance: number of bits in which the hashes differ, int64 of shape (pairs,).
+      complete: whether these are all pairs; False if the search reached its limits.
     """
 
     first: np.ndarray
@@ -46,7 +46,7 @@ def equal_pairs(digests: np.ndarray) -> Pairs:
     """Returns the pairs of images with equal digests.
 
     Args:
-      digests: Of shape (images,).
+      digests: of shape (images,).
     """
     _, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
     second = np.arange(len(digests))
@@ -66,8 +66,8 @@ def similar_pairs(hashes: np.ndarray, images: np.ndarray, distance: int = DISTAN
 
     Args:
       hashes: uint64 of shape (images, words).
-      images: Indices of the images to compare, in increasing order, int64 of shape (compared,).
-      distance: The largest number of bits.
+      images: indices of the images to compare, in increasing order, int64 of shape (compared,).
+      distance: the largest number of bits.
     """
     images = images[_bits_set(hashes[images]) >= _MIN_BITS_SET]
     compared = np.ascontiguousarray(hashes[images])
@@ -85,8 +85,8 @@ def _near(hashes: np.ndarray, distance: int) -> tuple[np.ndarray, bool]:
     """Returns the pairs of hashes that differ in at most ``distance`` bits.
 
     Args:
-      hashes: Distinct hashes, uint64 of shape (images, words).
-      distance: The largest number of bits.
+      hashes: distinct hashes, uint64 of shape (images, words).
+      distance: the largest number of bits.
 
     Returns:
       The pairs' indices, the smaller one first, int64 of shape (pairs, 2); whether these are all.

@@ -43,12 +43,12 @@ def open_source(kind: str, path: str | os.PathLike[str] | None = None, **options
     """Returns a source of labelled images.
 
     Args:
-      kind: A key of ``KINDS``.
-      path: Of the source's files; None for kinds with a default.
-      **options: The arguments of the kind's function.
+      kind: a key of ``KINDS``.
+      path: of the source's files; None for kinds with a default.
+      **options: the arguments of the kind's function.
 
     Raises:
-      UserError: There is no such kind or option, the path is missing or not supported, or the
+      UserError: there is no such kind or option, the path is missing or not supported, or the
         source cannot be used.
     """
     given = {name: value for name, value in options.items() if value is not None}
@@ -64,11 +64,11 @@ def check_source(kind: str, given: Collection[str]) -> None:
     """Checks the kind of a source and the names of its options, without reading it.
 
     Args:
-      kind: A key of ``KINDS``.
-      given: The names of the given options, ``path`` among them.
+      kind: a key of ``KINDS``.
+      given: the names of the given options, ``path`` among them.
 
     Raises:
-      UserError: There is no such kind or option, or the path is missing.
+      UserError: there is no such kind or option, or the path is missing.
     """
     if kind not in KINDS:
         raise UserError(f"no source {kind!r}; choose from {', '.join(KINDS)}{nearest(kind, KINDS)}")

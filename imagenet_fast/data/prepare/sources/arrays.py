@@ -25,14 +25,14 @@ class ArraySource(Source):
         """Initializes the source.
 
         Args:
-          kind: As ``Source``.
-          name: As ``Source``.
-          labels: As ``Source``.
-          arrays: For each split, the images, uint8 of shape (n, height, width) or (n, height,
+          kind: as ``Source``.
+          name: as ``Source``.
+          labels: as ``Source``.
+          arrays: for each split, the images, uint8 of shape (n, height, width) or (n, height,
             width, 3), and the labels, integers of shape (n,).
 
         Raises:
-          UserError: The numbers of labels and images differ, or a label is out of range.
+          UserError: the numbers of labels and images differ, or a label is out of range.
         """
         labels = tuple(labels)
         digest = hashlib.sha256()
@@ -65,10 +65,10 @@ def pad_images(images: np.ndarray, size: int) -> np.ndarray:
 
     Args:
       images: uint8 of shape (n, height, width) or (n, height, width, 3).
-      size: Height and width of the squares.
+      size: height and width of the squares.
 
     Raises:
-      UserError: The images are larger.
+      UserError: the images are larger.
     """
     height, width = images.shape[1:3]
     if size < max(height, width):

@@ -20,10 +20,10 @@ class Item(NamedTuple):
     """One labelled image of a source.
 
     Attributes:
-      image: An image file as bytes, or raw uint8 pixels of shape (height, width) for grayscale or
+      image: an image file as bytes, or raw uint8 pixels of shape (height, width) for grayscale or
         (height, width, 3) for RGB; or why it cannot be used.
-      label: Index of the class.
-      filename: Its name in the source, for display.
+      label: index of the class.
+      filename: its name in the source, for display.
     """
 
     image: bytes | np.ndarray | images.BadImageError
@@ -35,11 +35,11 @@ class ListedFile(NamedTuple):
     """An image file of a source.
 
     Attributes:
-      file: Its name in the source.
-      label: As in :class:`Item`.
-      size: In bytes.
-      copy: The number of earlier images that are the same file.
-      group: Of images that must be in one split, as a patient's; empty: none.
+      file: its name in the source.
+      label: as in :class:`Item`.
+      size: in bytes.
+      copy: the number of earlier images that are the same file.
+      group: of images that must be in one split, as a patient's; empty: none.
     """
 
     file: str
@@ -55,16 +55,16 @@ class Source(abc.ABC):
     The split ``train`` is required; ``validation`` and ``test`` are optional.
 
     Attributes:
-      kind: The name of this kind of source in ``open_source``.
-      name: The data set's name.
-      labels: Class names, in the order of the labels, without spaces around them. Each is one
+      kind: the name of this kind of source in ``open_source``.
+      name: the data set's name.
+      labels: class names, in the order of the labels, without spaces around them. Each is one
         line of text, and no two are equal if there are no synsets.
-      synsets: The classes' WordNet ids, or None.
-      splits: Number of images of each split.
-      warnings: Problems that do not prevent preparation.
-      pad_to: Height and width to which the source has padded its images with zeros; 0: none.
-      in_bucket: Whether it is read by TensorFlow's client, which a forked process cannot use.
-      opening: Gives the same source in another process; picklable. None: nothing does.
+      synsets: the classes' WordNet ids, or None.
+      splits: number of images of each split.
+      warnings: problems that do not prevent preparation.
+      pad_to: height and width to which the source has padded its images with zeros; 0: none.
+      in_bucket: whether it is read by TensorFlow's client, which a forked process cannot use.
+      opening: gives the same source in another process; picklable. None: nothing does.
     """
 
     pad_to = 0
@@ -117,7 +117,7 @@ class Source(abc.ABC):
         Of a source that lists files, it gives those that are its argument, by split.
 
         Raises:
-          UserError: The source cannot be opened again.
+          UserError: the source cannot be opened again.
         """
         if self.opening is None:
             raise UserError(
@@ -132,7 +132,7 @@ class Source(abc.ABC):
         Thread-safe.
 
         Raises:
-          OSError: It cannot be read.
+          OSError: it cannot be read.
         """
 
 

@@ -36,13 +36,13 @@ class _Dataset:
     """The file names, and record formats, of a data set in both versions.
 
     Attributes:
-      splits: The files of each split; in the binary version, ``.bin`` is appended.
-      keras_name: Its name in Keras' cache.
-      label_bytes: Number of label bytes of a binary record, of which the last is the class.
-      binary_names: The file of class names of the binary version, text.
-      labels_key: The key of the labels in a pickled batch.
-      pickled_names: The pickled file of class names.
-      names_key: Their key in it.
+      splits: the files of each split; in the binary version, ``.bin`` is appended.
+      keras_name: its name in Keras' cache.
+      label_bytes: number of label bytes of a binary record, of which the last is the class.
+      binary_names: the file of class names of the binary version, text.
+      labels_key: the key of the labels in a pickled batch.
+      pickled_names: the pickled file of class names.
+      names_key: their key in it.
     """
 
     splits: Mapping[str, tuple[str, ...]]
@@ -91,12 +91,12 @@ def open_cifar10(path: Path | None = None) -> ArraySource:
     """Returns CIFAR-10: 10 classes, 50,000 and 10,000 RGB images of 32x32 pixels.
 
     Args:
-      path: The directory of its files (or its parent), or the ``.tar.gz``, in either version; by
+      path: the directory of its files (or its parent), or the ``.tar.gz``, in either version; by
         default what ``keras.datasets.cifar10.load_data()`` stored in ``$KERAS_HOME`` or
         ``~/.keras``. Nothing is downloaded.
 
     Raises:
-      UserError: A file is missing or has wrong content, or Keras' cache does not have the data set.
+      UserError: a file is missing or has wrong content, or Keras' cache does not have the data set.
     """
     return _open("cifar10", path or _find_in_keras_cache("cifar10"))
 
@@ -216,7 +216,7 @@ def _integers(values: Any, highest: int) -> np.ndarray:
     """Returns an array or a list of integers as an array.
 
     Raises:
-      ValueError: It is something else, or has a number that is negative or above ``highest``.
+      ValueError: it is something else, or has a number that is negative or above ``highest``.
     """
     if isinstance(values, list) and all(type(v) is int and 0 <= v <= highest for v in values):
         values = np.array(values, np.int64)

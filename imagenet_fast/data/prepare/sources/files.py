@@ -65,13 +65,13 @@ class FileSource(Source):
         """Initializes the source.
 
         Args:
-          kind: As ``Source``.
-          name: As ``Source``.
-          root: The directory to which file names are relative.
-          labels: As ``Source``.
-          files: The images of each split.
-          warnings: As ``Source``.
-          held_out: The fraction held out for validation and the seed, or None.
+          kind: as ``Source``.
+          name: as ``Source``.
+          root: the directory to which file names are relative.
+          labels: as ``Source``.
+          files: the images of each split.
+          warnings: as ``Source``.
+          held_out: the fraction held out for validation and the seed, or None.
         """
         digest = hashlib.sha256()
         for split, members in files.items():
@@ -126,18 +126,18 @@ def file_source(
     of classes without validation images.
 
     Args:
-      kind: As ``Source``.
-      name: As ``Source``.
-      root: The directory to which file names are relative.
-      labels: As ``Source``.
-      files: The images of each split.
-      warnings: Further warnings.
-      holdout: The fraction of each class to hold out; 0: none.
-      seed: Of the choice of held-out images.
-      place: Where users can add validation images.
+      kind: as ``Source``.
+      name: as ``Source``.
+      root: the directory to which file names are relative.
+      labels: as ``Source``.
+      files: the images of each split.
+      warnings: further warnings.
+      holdout: the fraction of each class to hold out; 0: none.
+      seed: of the choice of held-out images.
+      place: where users can add validation images.
 
     Raises:
-      UserError: The fraction is not in [0, 1).
+      UserError: the fraction is not in [0, 1).
     """
     held_out = None
     if "validation" not in files:
@@ -225,11 +225,11 @@ def warnings_of_validation(
     """Warns of classes without validation images.
 
     Args:
-      labels: The classes.
-      measured: Those with validation images, by number.
-      place: Where users can add images.
-      holdout: The fraction that was held out; None: the data has a validation split.
-      least: What is held out at least, after "one".
+      labels: the classes.
+      measured: those with validation images, by number.
+      place: where users can add images.
+      holdout: the fraction that was held out; None: the data has a validation split.
+      least: what is held out at least, after "one".
     """
     if holdout is None:
         advice = f"add some to {place}"

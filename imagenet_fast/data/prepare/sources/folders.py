@@ -47,14 +47,14 @@ def open_folders(
     links take from outside of the directory.
 
     Args:
-      path: The directory; in a bucket, a ``BucketPath``. Its validation folder may be named
+      path: the directory; in a bucket, a ``BucketPath``. Its validation folder may be named
         ``validation``, ``val``, ``valid`` or ``dev``.
-      name: The data set's name; by default the directory's.
-      holdout: The fraction of each class to hold out if there is no validation folder.
-      seed: Of the choice of held-out images.
+      name: the data set's name; by default the directory's.
+      holdout: the fraction of each class to hold out if there is no validation folder.
+      seed: of the choice of held-out images.
 
     Raises:
-      UserError: There is no such directory, something in it cannot be read, a folder's name is
+      UserError: there is no such directory, something in it cannot be read, a folder's name is
         ambiguous, there are two validation folders, two class folders are the same, a training
         class has no image, a class name is not one line of UTF-8, or another split has a class that
         ``train`` lacks.
@@ -243,9 +243,9 @@ def _walk(folder: Path, visited: dict[Path, Path], links: list[Path]) -> Iterato
     """Yields the files in a class folder and its subfolders that are not hidden.
 
     Args:
-      folder: The class folder.
-      visited: Folders that count, by their resolved paths; updated.
-      links: Links to such folders; updated.
+      folder: the class folder.
+      visited: folders that count, by their resolved paths; updated.
+      links: links to such folders; updated.
     """
     if not is_local(folder):
         yield from _walk_bucket(folder)

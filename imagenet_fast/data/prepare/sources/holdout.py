@@ -13,18 +13,18 @@ def hold_out(
     """Chooses the same fraction of every class at random.
 
     Args:
-      labels: Integers of shape (n,).
-      fraction: Of each class, 0 <= fraction < 1; rounded to whole images, of which each class keeps
+      labels: integers of shape (n,).
+      fraction: of each class, 0 <= fraction < 1; rounded to whole images, of which each class keeps
         at least one.
-      seed: Of the choice.
-      groups: Names of shape (n,), of images that are held out together or not at all; fractions are
+      seed: of the choice.
+      groups: names of shape (n,), of images that are held out together or not at all; fractions are
         then met as nearly as their sizes allow. None: each image on its own.
 
     Returns:
       bool of shape (n,), True for images to hold out.
 
     Raises:
-      UserError: The fraction is not in [0, 1).
+      UserError: the fraction is not in [0, 1).
     """
     if not 0 <= fraction < 1:
         raise UserError(f"the fraction to hold out must be in [0, 1), not {fraction}")

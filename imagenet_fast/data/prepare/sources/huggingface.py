@@ -64,15 +64,15 @@ class HuggingFaceSource(Source):
         """Initializes the source.
 
         Args:
-          name: As ``Source``.
-          labels: As ``Source``.
-          rows: By original split.
-          numbers: The rows' labels, int64.
-          chosen: For each split, the original split of its images and their indices.
-          image_columns: The columns of the images; a row has its image in the first that has one.
-          inside: Where files that rows name must be; None: anywhere.
-          fingerprint: As ``Source``.
-          warnings: As ``Source``.
+          name: as ``Source``.
+          labels: as ``Source``.
+          rows: by original split.
+          numbers: the rows' labels, int64.
+          chosen: for each split, the original split of its images and their indices.
+          image_columns: the columns of the images; a row has its image in the first that has one.
+          inside: where files that rows name must be; None: anywhere.
+          fingerprint: as ``Source``.
+          warnings: as ``Source``.
         """
         sizes = {split: len(places) for split, (_, places) in chosen.items()}
         super().__init__("huggingface", name, labels, sizes, fingerprint, warnings=warnings)
@@ -86,7 +86,7 @@ class HuggingFaceSource(Source):
         """As ``Source``; the filename is the row's, if any, else its split and index.
 
         Raises:
-          UserError: The row names a file that it may not.
+          UserError: the row names a file that it may not.
         """
         origin, places = self._chosen[split]
         place = int(places[index])
@@ -137,17 +137,17 @@ def open_huggingface(
     access. Nothing is downloaded.
 
     Args:
-      path: The folder. The library recognizes the splits ``train``, ``validation`` (or ``val``,
+      path: the folder. The library recognizes the splits ``train``, ``validation`` (or ``val``,
         ``valid``, ``dev``) and ``test`` by the files' names.
-      name: The data set's name; by default the folder's.
-      image_column: Column of the images; by default the only column of that type, else ``image``,
+      name: the data set's name; by default the folder's.
+      image_column: column of the images; by default the only column of that type, else ``image``,
         ``img``, ``jpg``, ``jpeg``, ``png`` or ``webp``. Tars may mix the latter four.
-      label_column: Column of the labels, which are class labels, integers from 0 or text; by
+      label_column: column of the labels, which are class labels, integers from 0 or text; by
         default the only column of class labels, else ``label``, ``labels``, ``cls``, ``class`` or
         ``fine_label``.
-      holdout: The fraction of each class to hold out if there is no validation split.
-      seed: Of the choice of held-out images.
-      allow_outside: Whether rows and the data's card may name files outside of the folder, or links
+      holdout: the fraction of each class to hold out if there is no validation split.
+      seed: of the choice of held-out images.
+      allow_outside: whether rows and the data's card may name files outside of the folder, or links
         to such.
 
     Raises:
@@ -415,7 +415,7 @@ def _check_text_stays_text(path: Path, rows: _Rows, column: str) -> None:
     """Checks that no CSV file has labels such as ``01``, which the library reads as 1.
 
     Raises:
-      UserError: One has.
+      UserError: one has.
     """
     if not str(rows.features[column].dtype).startswith("int"):
         return

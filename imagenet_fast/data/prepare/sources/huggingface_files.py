@@ -37,11 +37,11 @@ def check_names(path: Path, allow_outside: bool) -> None:
     """Checks the names of files and folders that a data set's own files give.
 
     Args:
-      path: The data set's folder.
-      allow_outside: Whether they may be outside of it.
+      path: the data set's folder.
+      allow_outside: whether they may be outside of it.
 
     Raises:
-      UserError: One is an address or, unless allowed, outside; there is a script, which old
+      UserError: one is an address or, unless allowed, outside; there is a script, which old
         versions of the library run; or a file that has such names is not as the library writes it.
     """
     script = path / f"{path.name}.py"
@@ -64,7 +64,7 @@ def check_arrow_files(path: Path) -> None:
     """Checks Arrow files, which are used as they are: wrong offsets in one could crash a process.
 
     Raises:
-      UserError: One is damaged.
+      UserError: one is damaged.
     """
     import pyarrow as pa
 

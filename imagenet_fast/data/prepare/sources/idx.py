@@ -48,13 +48,13 @@ def open_idx(path: Path | None = None, name: str | None = None, pad_to: int = 0)
     """Returns MNIST or Fashion-MNIST from a directory of idx files, gzipped or not.
 
     Args:
-      path: The directory of ``train-images-idx3-ubyte`` and the other three files; by default that
+      path: the directory of ``train-images-idx3-ubyte`` and the other three files; by default that
         of Debian's package dataset-fashion-mnist.
       name: ``mnist`` or ``fashion_mnist``; by default recognized by the first training labels.
-      pad_to: Height and width to which images of 28 x 28 pixels are padded with zeros; 0: none.
+      pad_to: height and width to which images of 28 x 28 pixels are padded with zeros; 0: none.
 
     Raises:
-      UserError: A file is missing or has wrong content, the data set is not recognized, or the
+      UserError: a file is missing or has wrong content, the data set is not recognized, or the
         images are larger than ``pad_to``.
     """
     path = path or _DEBIAN

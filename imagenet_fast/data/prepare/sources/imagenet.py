@@ -93,11 +93,11 @@ class TarSource(Source):
         """Initializes the source.
 
         Args:
-          synsets: As ``Source``.
-          labels: As ``Source``.
-          tars: The tar file of each split.
-          members: The images of each split.
-          warnings: As ``Source``.
+          synsets: as ``Source``.
+          labels: as ``Source``.
+          tars: the tar file of each split.
+          members: the images of each split.
+          warnings: as ``Source``.
         """
         digest = hashlib.sha256()
         for split, images in members.items():
@@ -133,18 +133,18 @@ def open_imagenet(
     development kit, for which SciPy is needed, is used if one of the lists is missing as text.
 
     Args:
-      path: The directory of ``ILSVRC2012_img_train.tar``, a tar of one tar per synset,
+      path: the directory of ``ILSVRC2012_img_train.tar``, a tar of one tar per synset,
         ``ILSVRC2012_img_val.tar`` and ``ILSVRC2012_devkit_t12.tar.gz``.
-      synsets: A list of the synsets in alphabetical order, one per line, optionally followed by the
+      synsets: a list of the synsets in alphabetical order, one per line, optionally followed by the
         class name (``n01440764 tench, Tinca tinca``). By default ``synset_words.txt``,
         ``synsets.txt``, ``LOC_synset_mapping.txt`` or ``imagenet_lsvrc_2015_synsets.txt`` in
         ``path``, else the development kit's.
-      validation_labels: The synset of each validation image, one per line, in the order of file
+      validation_labels: the synset of each validation image, one per line, in the order of file
         names. By default ``imagenet_2012_validation_synset_labels.txt`` in ``path``, else the
         development kit's.
 
     Raises:
-      UserError: A file is missing or cannot be read, the lists and the tars do not match, or SciPy
+      UserError: a file is missing or cannot be read, the lists and the tars do not match, or SciPy
         is needed but not installed.
     """
     if not path.is_dir():

@@ -51,11 +51,11 @@ class _Row(NamedTuple):
     """A line of the list.
 
     Attributes:
-      number: The line's, from 1.
-      file: Path of the image, as written.
-      label: The class name.
+      number: the line's, from 1.
+      file: path of the image, as written.
+      label: the class name.
       split: ``train``, ``validation`` or ``test``.
-      group: Of images that must be in one split; empty: none.
+      group: of images that must be in one split; empty: none.
     """
 
     number: int
@@ -87,25 +87,25 @@ def open_list(
     and names of classes that look like the same, like several or like numbers.
 
     Args:
-      path: The list, ``.csv``, ``.tsv``, ``.jsonl`` or ``.ndjson``, in UTF-8.
-      name: The data set's name; by default the list's.
-      image_column: Column of the file paths; by default ``image``, ``file_name``, ``filename``,
+      path: the list, ``.csv``, ``.tsv``, ``.jsonl`` or ``.ndjson``, in UTF-8.
+      name: the data set's name; by default the list's.
+      image_column: column of the file paths; by default ``image``, ``file_name``, ``filename``,
         ``file``, ``path``, ``image_path`` or ``filepath``.
-      label_column: Column of the labels; by default ``label``, ``class``, ``category``, ``target``,
+      label_column: column of the labels; by default ``label``, ``class``, ``category``, ``target``,
         ``labels`` or ``class_name``.
-      split_column: Column of the splits, ``train``, ``validation`` (or ``val``, ``valid``, ``dev``)
+      split_column: column of the splits, ``train``, ``validation`` (or ``val``, ``valid``, ``dev``)
         and ``test``; by default ``split``, ``set`` or ``subset``, if there is one.
-      group_column: Column of what several images are of, such as patients or videos, whose images
+      group_column: column of what several images are of, such as patients or videos, whose images
         are all in one split; by default each image is held out on its own.
-      image_dir: The directory of the images, which relative paths start from; by default the
+      image_dir: the directory of the images, which relative paths start from; by default the
         list's.
-      holdout: The fraction of each class to hold out if there are no validation images.
-      seed: Of the choice of held-out images.
-      allow_outside: Whether the list may name files outside of the images' directory, or links to
+      holdout: the fraction of each class to hold out if there are no validation images.
+      seed: of the choice of held-out images.
+      allow_outside: whether the list may name files outside of the images' directory, or links to
         such.
 
     Raises:
-      UserError: The list cannot be read, lacks a column, a label or training images, lists a file
+      UserError: the list cannot be read, lacks a column, a label or training images, lists a file
         that is missing, outside, or twice with different labels or splits, another split has a
         class that ``train`` lacks, or a group is in two splits.
     """
@@ -192,9 +192,9 @@ def _lines(
     """Yields the number of each line and its values by column.
 
     Args:
-      path: The list.
-      notes: To which one on another separator is added.
-      known: Names that columns may have, in lower case.
+      path: the list.
+      notes: to which one on another separator is added.
+      known: names that columns may have, in lower case.
     """
     suffix = path.suffix.lower()
     if suffix not in _DELIMITERS and suffix not in _JSON_LINES:
@@ -439,9 +439,9 @@ def _similar(root: Path, name: str, names: dict[Path, dict[str, list[str]]]) -> 
     """Returns the only image whose name is as given in another case, or plus a suffix; or None.
 
     Args:
-      root: The directory of the images.
-      name: A path in it.
-      names: For each folder, its images by their names in lower case, with and without suffix;
+      root: the directory of the images.
+      name: a path in it.
+      names: for each folder, its images by their names in lower case, with and without suffix;
         updated.
     """
     folder = (root / name).parent

@@ -18,7 +18,7 @@ def limited_memory(more: int) -> Iterator[None]:
     Linux has such a limit: elsewhere there is none.
 
     Args:
-      more: Bytes that may be allocated besides those that are.
+      more: bytes that may be allocated besides those that are.
     """
     if sys.platform != "linux" or not _STATUS.exists():
         yield

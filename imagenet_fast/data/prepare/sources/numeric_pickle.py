@@ -63,14 +63,14 @@ def read_numeric_pickle(data: bytes) -> dict[str, Any]:
     """Returns a pickled dictionary.
 
     Args:
-      data: Its pickle in any of the protocols 0 to 5, by Python 2 or 3 and any version of NumPy.
+      data: its pickle in any of the protocols 0 to 5, by Python 2 or 3 and any version of NumPy.
 
     Returns:
       By key: an integer array, int, bool, None, str, bytes (also of Python 2's strings), or a dict,
       list or tuple of such values without arrays in it.
 
     Raises:
-      ValueError: It is another value, refers to anything else, or is damaged or too long.
+      ValueError: it is another value, refers to anything else, or is damaged or too long.
     """
     try:
         values = _Machine().run(data)

@@ -36,13 +36,13 @@ def open_tar(
     """Opens an archive in a context, at whose end it is closed.
 
     Args:
-      source: Its path, or a file of it, which stays open.
-      max_members: How many members it may have.
-      max_unpacked: How many bytes it may have once decompressed from gzip, bzip2 or xz; None if it
+      source: its path, or a file of it, which stays open.
+      max_members: how many members it may have.
+      max_unpacked: how many bytes it may have once decompressed from gzip, bzip2 or xz; None if it
         must not be compressed.
 
     Raises:
-      BadTarError: It is not a regular file or not a tar.
+      BadTarError: it is not a regular file or not a tar.
     """
     with contextlib.ExitStack() as stack:
         with _explained():
@@ -78,7 +78,7 @@ class TarReader:
         """Yields the archive's regular files.
 
         Raises:
-          BadTarError: It is damaged, has too many members, or ends within one.
+          BadTarError: it is damaged, has too many members, or ends within one.
         """
         number = 0
         while True:
@@ -114,7 +114,7 @@ class TarReader:
         """Returns a member's content.
 
         Raises:
-          BadTarError: It has more than ``limit`` bytes or is damaged.
+          BadTarError: it has more than ``limit`` bytes or is damaged.
         """
         if member.size > limit:
             raise BadTarError(f"{_shown(member)} has {member.size:,} bytes, but may have {limit:,}")
@@ -144,8 +144,8 @@ class _Guard:
     """The file that ``tarfile`` reads, behind the decompressor if there is one.
 
     Attributes:
-      size: The largest position.
-      allowed: How many bytes may be read until this is set again.
+      size: the largest position.
+      allowed: how many bytes may be read until this is set again.
     """
 
     def __init__(self, file: IO[bytes], size: int) -> None:

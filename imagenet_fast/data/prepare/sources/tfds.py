@@ -89,10 +89,10 @@ class TfdsSource(Source):
         """Initializes the source.
 
         Args:
-          name: As ``Source``.
-          labels: As ``Source``.
-          shards: The files of each split.
-          warnings: As ``Source``.
+          name: as ``Source``.
+          labels: as ``Source``.
+          shards: the files of each split.
+          warnings: as ``Source``.
         """
         digest = hashlib.sha256()
         for members in shards.values():
@@ -111,7 +111,7 @@ class TfdsSource(Source):
         """As ``Source``; the filename is the record's, if any, else the shard's name and index.
 
         Raises:
-          UserError: The record is corrupt, or has no image or label.
+          UserError: the record is corrupt, or has no image or label.
         """
         ends = self._ends[split]
         number = int(np.searchsorted(ends, index, side="right"))
@@ -143,15 +143,15 @@ def open_tfds(path: Path | None = None, tfds_name: str | None = None) -> TfdsSou
     The splits are ``train``, and ``validation`` or else, with a warning, ``test``.
 
     Args:
-      path: The directory of ``dataset_info.json`` (``.../mnist/3.0.1``), or its parent, of whose
+      path: the directory of ``dataset_info.json`` (``.../mnist/3.0.1``), or its parent, of whose
         versions the newest is used. With ``tfds_name``, the directory of all data sets; None:
         ``~/tensorflow_datasets`` or ``$TFDS_DATA_DIR``.
-      tfds_name: The name in TensorFlow Datasets: ``cifar10``, ``cifar10:3.0.2`` or, with a
+      tfds_name: the name in TensorFlow Datasets: ``cifar10``, ``cifar10:3.0.2`` or, with a
         configuration, ``imagenet_resized/64x64``. It is downloaded and prepared unless it has been;
         this needs the extra ``tfds``.
 
     Raises:
-      UserError: There is no such name, it cannot be downloaded or prepared, the directory is not by
+      UserError: there is no such name, it cannot be downloaded or prepared, the directory is not by
         TensorFlow Datasets, the files are not TFRecord or not complete, or the data set lacks a
         split or one of the features ``image`` and ``label``.
     """
