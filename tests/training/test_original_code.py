@@ -27,8 +27,8 @@ from imagenet_fast.data.steps import training_image_size
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.models.options import ModelOptions
 from imagenet_fast.recipes import find_recipe
-from imagenet_fast.training.build.model import build_classifier, precision_policy
-from imagenet_fast.training.build.network import build_network
+from imagenet_fast.training.build.model import build_classifier
+from imagenet_fast.training.build.network import build_network, precision_policy
 from imagenet_fast.training.build.optimizer import build_optimizer
 from imagenet_fast.training.build.schedule import build_schedule, total_steps
 from imagenet_fast.training.step.losses import image_losses

@@ -26,7 +26,8 @@ from imagenet_fast.lab.benchmarks.step import on_new_iterators, stepper, title
 from imagenet_fast.lab.benchmarks.timing import Comparison, Spread, time_interleaved, timed
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.models import network_of
-from imagenet_fast.training.build.model import build_classifier, build_model, precision_policy
+from imagenet_fast.training.build.model import build_classifier, build_model
+from imagenet_fast.training.build.network import precision_policy
 from imagenet_fast.training.step.classifier import Classifier
 
 NAMES = ("imagenet_fast", "plain Keras", "network alone", "batch alone", "update alone")

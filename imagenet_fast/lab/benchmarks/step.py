@@ -14,7 +14,8 @@ from imagenet_fast.data.options import InputOptions
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.lab.benchmarks.timing import Comparison, TimedCall, time_interleaved, timed
 from imagenet_fast.layers import PixelNormalization
-from imagenet_fast.training.build.model import build_model, precision_policy
+from imagenet_fast.training.build.model import build_model
+from imagenet_fast.training.build.network import precision_policy
 
 NAMES = ("imagenet_fast", "Keras applications")
 # Names: the functions' positional arguments differ between versions.

@@ -31,8 +31,9 @@ from imagenet_fast.pipeline_parallel.flops import flops, is_matrix, rows
 from imagenet_fast.pipeline_parallel.profile import estimate
 from imagenet_fast.pipeline_parallel.simulation import BlockCost
 from imagenet_fast.pipeline_parallel.subgraph import operations_behind
-from imagenet_fast.training.build.model import build_classifier, build_proxy_network
+from imagenet_fast.training.build.model import build_classifier
 from imagenet_fast.training.build.optimizer import filters_of
+from imagenet_fast.training.build.selection import build_proxy_network
 from imagenet_fast.training.step.classifier import Classifier
 from imagenet_fast.training.step.micro_batches import rounded_part
 

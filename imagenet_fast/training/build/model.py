@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text
@@ -39,16 +37,20 @@ from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
 from imagenet_fast.training.build.class_weights import make_class_weights
 from imagenet_fast.training.build.fine_tune import freeze, load_initial_weights
 from imagenet_fast.training.build.fusion_trials import choose_fusion
-from imagenet_fast.training.build.network import build_network, with_stages_for_devices
+from imagenet_fast.training.build.network import (
+    build_network,
+    precision_policy,
+    with_stages_for_devices,
+)
 from imagenet_fast.training.build.optimizer import build_optimizer
 from imagenet_fast.training.build.schedule import build_schedule, warn_of_short_run
+from imagenet_fast.training.build.selection import build_proxy, check_selection
 from imagenet_fast.training.build.whitening import whiten
 from imagenet_fast.training.run import Run, make_run
 from imagenet_fast.training.step.classifier import Classifier
 from imagenet_fast.training.step.losses import start_at_equal_probabilities
 from imagenet_fast.training.step.micro_batches import rounded_part
 from imagenet_fast.training.step.mix import Mixer
-from imagenet_fast.training.step.selection import Proxy
 
 _MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 # Strategies under which Keras scales the loss (strategy_supports_loss_scaling,
@@ -111,7 +113,7 @@ def build(
     _warn_of_initial_weights(run)
     per_replica_batch_size(config, strategy)
     _check_loss_scaling(config, strategy)
-    _check_selection(config, strategy)
+    check_selection(config, strategy)
     classifier = _build_uncompiled(config, info.labels, strategy, custom)
     if not classifier.trainable_variables:
         raise UserError(
@@ -136,7 +138,7 @@ def build(
             )
         classifier.compile(optimizer=build_optimizer(config, classifier))
         if config.proxy_model:
-            classifier.proxy = _build_proxy(run)
+            classifier.proxy = build_proxy(run)
         if config.fusion == "auto" and fusion is None:
             fusion = _timed_fusion(config, classifier)
         classifier.all_reduce = build_all_reduce(config, classifier.pipeline, fusion)
@@ -350,70 +352,6 @@ def _mixer(options: DataOptions) -> Mixer | None:
     return Mixer(options.mixup_alpha, options.cutmix_alpha, options.seed)
 
 
-def _check_selection(config: Config, strategy: tf.distribute.Strategy) -> None:
-    """Raises a UserError if images cannot be selected by their loss as configured."""
-    if config.select_by_loss == 1:
-        return
-    images = per_replica_batch_size(config, strategy)
-    selected = rounded_part(images, config.select_by_loss)
-    if selected % config.accumulation_steps:
-        raise UserError(
-            f"select_by_loss={config.select_by_loss:g} selects {selected} of a replica's {images} "
-            f"images, which accumulation_steps={config.accumulation_steps} does not divide"
-        )
-    if config.batch_norm_batch_size:
-        raise UserError(
-            "select_by_loss does not work with batch_norm_batch_size, because the network sees "
-            "batches of two sizes: drop one of them"
-        )
-    if config.proxy_model and strategy.num_replicas_in_sync > 1:
-        raise UserError(
-            f"proxy_model is for one device, but there are {strategy.num_replicas_in_sync} "
-            "replicas: without it, the network itself selects images"
-        )
-    # Their replicas, even a single one, cannot update weights in some steps only.
-    if config.proxy_model and isinstance(strategy, _MIRRORED):
-        raise UserError(
-            "proxy_model is for strategy=one_device, not for MirroredStrategy with one replica"
-        )
-
-
-def _build_proxy(run: Run) -> Proxy:
-    """Returns the network that selects images, with an optimizer; in the strategy's scope."""
-    config = run.config
-    model = build_proxy_network(config, run.info.num_classes)
-    return Proxy(
-        model,
-        build_optimizer(config, model, run.steps_per_epoch, every=config.proxy_every),
-        every=config.proxy_every,
-        loss=config.loss,
-        label_smoothing=config.label_smoothing,
-    )
-
-
-def build_proxy_network(config: Config, classes: int) -> keras.Model:
-    """Returns ``proxy_model``, from uint8 [batch, image_size, image_size, 3] to logits.
-
-    Args:
-      config: of the run.
-      classes: number of logits.
-    """
-    shape = (config.input_size, config.input_size, 3)
-    options: dict[str, float] = {
-        "batch_norm_momentum": config.batch_norm_momentum,
-        "batch_norm_epsilon": config.batch_norm_epsilon,
-    }
-    if config.proxy_width:
-        options["width"] = config.proxy_width
-    with precision_policy(config.precision):
-        network = models.build(config.proxy_model, classes, shape, **options)
-        if config.loss == "binary_cross_entropy":
-            start_at_equal_probabilities(network)
-        pixels = keras.Input(shape, dtype="uint8", name="pixels")
-        normalize = PixelNormalization(*config.pixel_normalization, name="normalize")
-        return keras.Model(pixels, network(normalize(pixels)), name="proxy")
-
-
 def _check_mixer(options: UpdateOptions) -> None:
     images = per_replica_batch_size(options, tf.distribute.get_strategy())
     if rounded_part(images, options.select_by_loss) == options.accumulation_steps:
@@ -421,14 +359,3 @@ def _check_mixer(options: UpdateOptions) -> None:
             "mixup_alpha and cutmix_alpha mix the images of a replica's micro-batch, which here is "
             "a single image; raise batch_size or lower accumulation_steps"
         )
-
-
-@contextlib.contextmanager
-def precision_policy(policy: str) -> Iterator[None]:
-    """Sets Keras' mixed-precision policy, for layers made inside."""
-    before = keras.mixed_precision.global_policy()
-    keras.mixed_precision.set_global_policy(policy)
-    try:
-        yield
-    finally:
-        keras.mixed_precision.set_global_policy(before)
