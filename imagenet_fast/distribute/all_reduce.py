@@ -3,8 +3,8 @@
 ``builtin``
     The all-reduce of the ``tf.distribute`` strategy.
 ``flat``
-    One ring over all replicas. On workers, its static instance keys save a round trip to the chief
-    per all-reduce against ``builtin``.
+    One ring over all replicas. On workers, its keys are fixed: one round trip to the chief fewer
+    than ``builtin``.
 ``hierarchical``
     Jia et al. 2018 (arXiv 1807.11205): a reduce to the first replica (master) of each group, a ring
     all-reduce among the masters, and a broadcast in each group. With P replicas in groups of k, a

@@ -1,8 +1,8 @@
 """Collectives (all-reduce, all-to-all, all-gather, broadcast) in groups of replicas.
 
 TensorFlow's strategies all-reduce over all replicas only. Here the same operations
-(``CollectiveReduceV2`` and others) work in any group, with static instance keys, which save a round
-trip to the chief per use.
+(``CollectiveReduceV2`` and others) work in any group. Their keys are fixed: one round trip to the
+chief fewer per use.
 
 They work in the replica context of a ``MultiWorkerMirroredStrategy`` or a ``PipelineStrategy``,
 inside a ``tf.function``. All members of a group must execute the same operations. The operations

@@ -133,11 +133,11 @@ def check_splits(
         whole = compiled.whole(outputs, labels, weights)
         parts = tf.constant(0.0, whole.dtype)
         for number in range(batch.count):
-            aims = batch.targets(number)
+            own = batch.targets(number)
             part = compiled.part(
                 masked(batch.inputs(number)),
-                aims.get("labels"),
-                aims.get("weights"),
+                own.get("labels"),
+                own.get("weights"),
                 examples,
             )
             # 0 for a micro-batch that repeats an example.

@@ -269,11 +269,11 @@ class Pipeline:
         )
         for place, stage in enumerate(self.stages):
             own_loss = loss if place == len(self.stages) - 1 else None
-            aims = () if own_loss is None else targets
+            own_targets = () if own_loss is None else targets
             # With a loss of each micro-batch, the backward pass follows the forward pass at once.
             recomputes = not stored and own_loss is None
             with tf.device(stage.device):
-                programs = Programs(stage, inputs, aims, own_loss, place == 0, recomputes)
+                programs = Programs(stage, inputs, own_targets, own_loss, place == 0, recomputes)
             made.append(programs)
             inputs = programs.outputs
         self._check_reads(made)

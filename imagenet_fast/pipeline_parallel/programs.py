@@ -323,19 +323,19 @@ def _trace(
 
     def whole(number: tf.Tensor, fraction: tf.Tensor, *flat: tf.Tensor) -> None:
         graph = tf.compat.v1.get_default_graph()
-        given, aims = tf.nest.pack_sequence_as((inputs, targets), flat)
-        watched = [] if first else floats_of(given)
+        batch, own_targets = tf.nest.pack_sequence_as((inputs, targets), flat)
+        watched = [] if first else floats_of(batch)
         # 0 for a micro-batch that only repeats an example.
         counts = tf.sign(fraction)
         with observed(stage.norms) as moments, tf.GradientTape() as tape:
             tape.watch(watched)
             with micro_batch(number):
-                outputs = with_masks(stage(masked(given), training=True))
+                outputs = with_masks(stage(masked(batch), training=True))
             variables_read = list(tape.watched_variables())
             losses, variables_in_loss = [], []
             if loss is not None:
                 with tf.GradientTape() as tape_of_loss:
-                    value = loss(masked(outputs), aims)
+                    value = loss(masked(outputs), own_targets)
                 variables_in_loss = variables_behind(value, tape_of_loss)
                 losses.append(tf.cast(value, tf.float32) * counts)
             penalty = fraction * sum_of(stage.losses)

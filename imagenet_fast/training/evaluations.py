@@ -25,7 +25,7 @@ class Evaluations:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Evaluations:
-        """Returns what :meth:`state` was called on; checkpoints of earlier versions lack ``best``.
+        """Restores evaluations from a checkpoint; those of earlier versions lack ``best``.
 
         Args:
           state: a checkpoint's.

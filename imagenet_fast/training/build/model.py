@@ -158,7 +158,7 @@ def build(
 def build_for_evaluation(
     run: Run, custom: CustomModel | None = None, *, labels: Sequence[str] = ()
 ) -> Classifier:
-    """Returns the same model without an optimizer, whose schedule would need to fit the data.
+    """Returns the model without an optimizer, so the schedule need not fit the data.
 
     A pipeline for more devices than there are has fewer stages.
 
