@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.former_names import without_removed
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text, parse, require_option
 from imagenet_fast.base.outside import MAX_JSON, parse_json, read_bounded
@@ -124,6 +125,9 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
             values = parse_json(text, dict[str, Any])
         except ValueError as error:
             raise UserError(f"not a configuration: {error}") from None
+        values, missed = without_removed(values)
+        for reason in missed:
+            warn_once(f"this run's {reason}")
         for name in values:
             require_option(name, option_names())
         # Between 16384 and 65536 mlperf's table had half the weight decay: older runs keep it.

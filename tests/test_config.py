@@ -704,10 +704,8 @@ def test_a_warmup_without_effect_is_reported(capsys):
 def test_options_that_do_not_exist():
     with pytest.raises(UserError, match="there is no option 'learning_ratee'; did you mean 'lear"):
         Config(learning_ratee=0.1)
-    with pytest.raises(UserError, match=r"there is no option 'lr'; did you mean learning_rate\?"):
+    with pytest.raises(UserError, match=r"there is no option 'lr'$"):
         Config(lr=0.1)
-    with pytest.raises(UserError, match="did you mean duration='12 epochs'"):
-        Config().replace(epochs=3)
 
 
 @pytest.mark.parametrize("name", ["runs/a\nb", "runs/a\0b", "runs/\udcff"])

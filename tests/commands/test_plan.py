@@ -405,11 +405,7 @@ def test_mistakes_in_a_run(capsys, arguments, message):
             "--network_gbits=fast",
             "network_gbits is 'fast', but must be a number: network bandwidth",
         ),
-        (
-            "--accelerators=8",
-            "there is no flag --accelerators; did you mean --chips or --accelerator",
-        ),
-        ("--num_devices=8", "there is no flag --num_devices; did you mean --chips?"),
+        ("--accelerators=8", "there is no flag --accelerators; did you mean --accelerator"),
         ("--accelerator=mi300x", "accelerator='mi300x' does not exist; choose from p100, v100,"),
     ],
 )
