@@ -67,7 +67,6 @@ OTHER = {
     "sampling": "shares.json",
     "shard_by": "files",
     "cache": "encoded",
-    "index_cached_jpegs": True,
     "data_on_device": True,
     "cache_dir": "/local/disk",
     "data_threads": 3,
@@ -81,7 +80,6 @@ OTHER = {
     "logits_scale": 0.0625,
     "whitening": True,
     "group_activation": "silu",
-    "identity_init": False,
     "normal_cells": 3,
     "cell_filters": 32,
     "whitening_images": 5000,
@@ -194,7 +192,6 @@ LEFT_OUT = {
     "size_ramp",
     "size_ramp_at",
     "trivial_augment",
-    "index_cached_jpegs",
     "sampling",
     "class_weights",
     *("xla", "fusion", "fusion_bytes", "data_on_device", "alternating_flip", "augment_in_groups"),
@@ -206,7 +203,6 @@ LEFT_OUT = {
     *(
         "whitening_images",
         "group_activation",
-        "identity_init",
         "normal_cells",
         "cell_filters",
         "batch_norm_scale",
@@ -631,10 +627,6 @@ def test_unknown_option_with_the_nearest():
         (
             {"shuffle_buffer": 5, "data_on_device": True, "train_crop": "pad"},
             "shuffle_buffer=5 has no effect, because data_on_device is true",
-        ),
-        (
-            {"index_cached_jpegs": True, "cache": "encoded", "resize_kernel": "tensorflow"},
-            "index_cached_jpegs=true has no effect, because resize_kernel is tensorflow: leave it",
         ),
         ({"decay_factor": 0.5, "decay_at": ()}, "has no effect, because decay_at is empty: leave"),
         ({"warmup": "0 steps", "warmup_start": 0.1}, "has no effect, because warmup is 0 steps"),

@@ -20,7 +20,12 @@ class _Removed(NamedTuple):
 
 
 RENAMED_FLAGS = {"slow_share": "slow_fraction"}
-_REMOVED: dict[str, _Removed] = {}
+_REMOVED = {
+    "identity_init": _Removed("airbench's networks always start as the identity"),
+    "index_cached_jpegs": _Removed(
+        "`imagenet-fast prepare --add_index` writes indexes into the shards", same=(False,)
+    ),
+}
 
 
 def advice(name: str) -> str:

@@ -44,7 +44,7 @@ _NOT_OF_IMAGES = frozenset(
         *("data_dir", "synthetic", "num_classes", "label_offset", "shuffle_buffer", "shard_by"),
         *("eval_image_size", "train_sizes", "train_until", "size_ramp", "size_ramp_at"),
         *("data_on_device", "alternating_flip", "augment_in_groups", "mixup_alpha", "cutmix_alpha"),
-        *("cache", "index_cached_jpegs", "cache_dir", "data_threads", "input_servers"),
+        *("cache", "cache_dir", "data_threads", "input_servers"),
         "max_bad_images",
     }
 )
@@ -61,8 +61,7 @@ def training_batches(
     """Returns batches of training images.
 
     Args:
-      order: Batches of records and identities from ``order.training_order``, or of records,
-        identities and JPEG indexes from ``cache.records_from_memory``.
+      order: Batches of records and identities from ``order.training_order``.
       info: The data set.
       options: Gives the preprocessing and augmentation.
       threads: Number of batches processed in parallel.
@@ -84,7 +83,6 @@ def training_batches(
 def plan_training(
     records: tf.Tensor,
     identities: tf.Tensor,
-    indexes: tf.Tensor | None = None,
     *,
     info: DatasetInfo,
     options: DataOptions,
@@ -96,8 +94,6 @@ def plan_training(
     Args:
       records: string [batch].
       identities: int64 [batch, 3].
-      indexes: Indexes of JPEGs without one in their records, string [batch], empty for other
-        records; None: use only the records' indexes.
       info: The data set.
       options: Gives the preprocessing and augmentation.
       careful: Whether to read image sizes from the images instead of the records, a bool scalar.
@@ -106,9 +102,6 @@ def plan_training(
     examples, labels = parse_examples(records, info, options)
     sizes = _sizes(examples, options, careful)
     boxes = training_crop_boxes(sizes, identities, options)
-    if indexes is not None:
-        stored = examples[JPEG_INDEX]
-        examples[JPEG_INDEX] = tf.where(tf.strings.length(stored) > 0, stored, indexes)
     encoded, boxes, is_cut = _cut(examples[ENCODED], examples, boxes, options, warn)
     return encoded, labels, boxes, is_cut, draw_changes(identities, options)
 

@@ -52,7 +52,7 @@ _NETWORK_OPTIONS = {
     *("loss", "ema_decay"),
 } - {
     *_SHARED_OPTIONS,
-    *("initial_weights", "freeze_through", "identity_init", "zero_gamma"),
+    *("initial_weights", "freeze_through", "zero_gamma"),
     *("conv_init", "gamma_init"),
     *("whitening_images", "proxy_model", "proxy_width"),
     *("batch_norm_momentum", "batch_norm_batch_size", "dropout"),

@@ -12,6 +12,7 @@ from imagenet_fast.config import Config, option_names
 from imagenet_fast.training.model_dir import check_model_dir
 
 INSTEAD = "sharpen the pencil"
+REALLY_GONE = former_names._REMOVED
 
 
 @pytest.fixture(autouse=True)
@@ -66,3 +67,7 @@ def test_given_again_one_line_says_what_to_do(tmp_path):
     for flag in ("--pencil=hard", "--nopencil"):
         with pytest.raises(UserError, match=f"pencil is gone: {INSTEAD}"):
             CommandFlags("train", option_names()).parse([flag])
+
+
+def test_what_is_gone_is_no_option():
+    assert not REALLY_GONE.keys() & {*option_names()}
