@@ -134,7 +134,6 @@ OTHER = {
     "learning_rate": 1 / 3,
     "learning_rate_batch": 512,
     "rate_scaling": "sqrt",
-    "batch_table": "mlperf",
     "warmup": Duration(0, "steps"),
     "warmup_kind": "constant",
     "warmup_start": 0.0,
@@ -197,7 +196,7 @@ LEFT_OUT = {
     *("xla", "fusion", "fusion_bytes", "data_on_device", "alternating_flip", "augment_in_groups"),
     *("crop_min_area", "crop_attempts", "muon_momentum", "muon_head_rate_factor"),
     *("muon_steps", "muon_coefficients", "muon_norm_every", "whitening_bias_until"),
-    *("batch_table", "warmup", "warmup_kind", "warmup_start", "decay_power", "end_learning_rate"),
+    *("warmup", "warmup_kind", "warmup_start", "decay_power", "end_learning_rate"),
     *("decay_every", "knots_at", "knots", "optimizer_epsilon", "decoupled_weight_decay"),
     *("pool_order", "activation", "celu_alpha", "logits_scale", "whitening"),
     *(
@@ -218,7 +217,6 @@ CHANGED = Config(
 
 
 RAMP_AT = {"size_ramp_at": "20 epochs,30 epochs"}
-TABLE = {"batch_table": "mlperf", "batch_size": 4096}
 ONE = {"strategy": "one_device"}
 KNOTS = {"schedule": "piecewise_linear", "knots_at": "0 steps,9 steps", "knots": (0.0, 1.0)}
 
@@ -488,7 +486,6 @@ def test_paths():
         ({"stem": "tiny"}, "choose from imagenet, small"),
         ({"schedule": "polynom"}, "did you mean 'polynomial'"),
         ({"rate_scaling": "root"}, "did you mean 'sqrt'"),
-        ({"batch_table": "mlperv"}, "did you mean 'mlperf'"),
         ({"weight_decay_on": "biases"}, "did you mean"),
         ({"strategy": "mirror"}, "did you mean 'mirrored'"),
         ({"precision": "bfloat16"}, "did you mean 'mixed_bfloat16'"),
@@ -502,7 +499,6 @@ def test_paths():
             {"schedule": "piecewise_linear", "knots": (0.0, 1.0), "knots_at": "0 steps"},
             "there are 2 knots, but 1 times in",
         ),
-        ({"batch_table": "mlperf", "batch_size": 256}, "values for batches from 4096 to 65536"),
         ({"xla": True, "strategy": "tpu"}, "a TPU always compiles"),
         ({"trivial_augment": True, "rand_augment_layers": 2}, "trivial_augment excludes rand_au"),
         ({"random_erasing": 1.5}, "random_erasing is 1.5, but must be in [0, 1]"),
@@ -606,7 +602,6 @@ def test_unknown_option_with_the_nearest():
         ),
         ({"warmup_start": 0.1, **KNOTS}, "but schedule is piecewise_linear"),
         ({"warmup": "2 epochs", **KNOTS}, "warmup=2 epochs is for schedule=constant or"),
-        ({**TABLE, **KNOTS}, "batch_table=mlperf is for"),
         (
             {"decay_at": "3 epochs", "decay_every": "2 epochs"},
             "decay_at=3 epochs has no effect, because decay_every is 2 epochs: leave it out",
@@ -635,12 +630,6 @@ def test_unknown_option_with_the_nearest():
             {"weight_decay_on": "all", "weight_decay": 0},
             "weight_decay_on=all has no effect, because weight_decay is 0: leave it out",
         ),
-        ({"momentum": 0.8, **TABLE}, "momentum=0.8 has no effect, because batch_table is mlperf"),
-        ({"weight_decay": 1e-5, **TABLE}, "weight_decay=1e-05 has no effect, because batch_table"),
-        ({"learning_rate": 3.0, **TABLE}, "learning_rate=3 has no effect, because batch_table is"),
-        ({"rate_scaling": "sqrt", **TABLE}, "rate_scaling=sqrt has no effect, because batch_tab"),
-        ({"warmup": "2 epochs", **TABLE}, "warmup=2 epochs has no effect, because batch_table is"),
-        ({"warmup_start": 0.1, **TABLE}, "warmup_start=0.1 has no effect, because batch_table is"),
         ({"ema_every": 5}, "ema_every=5 has no effect, because ema_decay is 0: leave it out"),
         ({"lookahead_decay": 0.9}, "has no effect, because lookahead_every is 0"),
         ({"tta_fraction": 0.25}, "has no effect, because test_time_augmentation is none"),
@@ -902,7 +891,6 @@ def test_json_of_an_older_version_takes_the_defaults():
         ({"weight_decay": 0.0}, {"weight_decay_on": "all"}),
         ({"fusion_segments": (20,)}, {"fusion_bytes": 0, "rematerialize": "never"}),
         ({"decay_every": "2 epochs"}, {"decay_at": ["3 epochs"]}),
-        (TABLE, {"learning_rate": 3.0, "warmup": "2 epochs", "weight_decay": 0.0}),
     ],
 )
 def test_json_of_a_run_that_had_options_without_effect(given, ignored):

@@ -21,6 +21,9 @@ class _Removed(NamedTuple):
 
 RENAMED_FLAGS = {"slow_share": "slow_fraction"}
 _REMOVED = {
+    "batch_table": _Removed(
+        "`imagenet-fast recipes --batch_table=NAME --batch_size=N` prints the flags to give"
+    ),
     "identity_init": _Removed("airbench's networks always start as the identity"),
     "index_cached_jpegs": _Removed(
         "`imagenet-fast prepare --add_index` writes indexes into the shards", same=(False,)

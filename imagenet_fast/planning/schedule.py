@@ -13,7 +13,6 @@ import tensorflow as tf
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import steps_per_epoch
-from imagenet_fast.optimizers.batch_tables import describe
 from imagenet_fast.optimizers.schedules import Schedule
 from imagenet_fast.training.metrics_file import Row
 from imagenet_fast.training.report.charts import LEARNING_RATE
@@ -63,8 +62,6 @@ class SchedulePlan:
             f"warmup     {warmup if self.warmup_steps else 'none'}",
             f"schedule   {config.schedule}",
         ]
-        if config.batch_table:
-            lines.append(f"values     {describe(config.batch_table, config.batch_size)}")
         lines += ["", f"{'step':>10} {'epoch':>10} {'learning rate':>13}"]
         for step, label in self.milestones.items():
             epoch, rate = step / self.steps_per_epoch, self._learning_rate(step)

@@ -12,7 +12,6 @@ from imagenet_fast.distribute.batch_norm_groups import images_together
 from imagenet_fast.distribute.devices import RunDevices
 from imagenet_fast.distribute.strategy import per_replica_batch_size
 from imagenet_fast.models.options import ModelOptions
-from imagenet_fast.optimizers.batch_tables import describe
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.training.classifier import Classifier
 
@@ -53,7 +52,6 @@ def run_summary(
         + image_memory(config, info)
         + _class_weights(model, info)
         + (f"; classes sampled: {config.sampling}" if config.sampling else "")
-        + (f"; {describe(config.batch_table, config.batch_size)}" if config.batch_table else "")
     )
 
 
