@@ -135,7 +135,6 @@ OTHER = {
     "learning_rate_batch": 512,
     "rate_scaling": "sqrt",
     "warmup": Duration(0, "steps"),
-    "warmup_kind": "constant",
     "warmup_start": 0.0,
     "whitening_bias_until": Duration(3, "epochs"),
     "schedule": "piecewise_linear",
@@ -196,7 +195,7 @@ LEFT_OUT = {
     *("xla", "fusion", "fusion_bytes", "data_on_device", "alternating_flip", "augment_in_groups"),
     *("crop_min_area", "crop_attempts", "muon_momentum", "muon_head_rate_factor"),
     *("muon_steps", "muon_coefficients", "muon_norm_every", "whitening_bias_until"),
-    *("warmup", "warmup_kind", "warmup_start", "decay_power", "end_learning_rate"),
+    *("warmup", "warmup_start", "decay_power", "end_learning_rate"),
     *("decay_every", "knots_at", "knots", "optimizer_epsilon", "decoupled_weight_decay"),
     *("pool_order", "activation", "celu_alpha", "logits_scale", "whitening"),
     *(
@@ -625,7 +624,7 @@ def test_unknown_option_with_the_nearest():
         ),
         ({"decay_factor": 0.5, "decay_at": ()}, "has no effect, because decay_at is empty: leave"),
         ({"warmup": "0 steps", "warmup_start": 0.1}, "has no effect, because warmup is 0 steps"),
-        ({"warmup": "0 epochs", "warmup_kind": "constant"}, "because warmup is 0 epochs"),
+        ({"warmup": "0 epochs", "warmup_start": 0.0}, "because warmup is 0 epochs"),
         (
             {"weight_decay_on": "all", "weight_decay": 0},
             "weight_decay_on=all has no effect, because weight_decay is 0: leave it out",
@@ -674,8 +673,8 @@ def test_without_effect_has_exceptions():
 def test_a_warmup_without_effect_is_reported(capsys):
     Config.from_flagfile("photos").warn_of_unused_warmup([])
     assert not capsys.readouterr().err
-    Config.from_flagfile("photos", warmup="1 epoch", warmup_kind="constant")
-    expected = "warmup and warmup_kind without effect: there is no warmup, because the scaled learn"
+    Config.from_flagfile("photos", warmup="1 epoch")
+    expected = "warmup without effect: there is no warmup, because the scaled learn"
     assert expected in capsys.readouterr().err
     for changes in ({"batch_size": 64}, {"warmup_start": 0}, {"warmup": "0 epochs"}):
         Config.from_flagfile("photos", **{"warmup": "1 epoch", **changes})

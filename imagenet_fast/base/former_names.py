@@ -21,6 +21,10 @@ class _Removed(NamedTuple):
 
 RENAMED_FLAGS = {"slow_share": "slow_fraction"}
 _REMOVED = {
+    "warmup_kind": _Removed(
+        "warmups are linear; knots of schedule=piecewise_linear can hold a learning rate",
+        same=("gradual",),
+    ),
     "batch_table": _Removed(
         "`imagenet-fast recipes --batch_table=NAME --batch_size=N` prints the flags to give"
     ),

@@ -282,13 +282,6 @@ class ScheduleOptions(SharedOptions):
         group="learning rate",
         beside=_WARMUP,
     )
-    warmup_kind: str = option(
-        "gradual",
-        "gradual: linear; constant: warmup_start until the warmup ends",
-        group="learning rate",
-        choices=("gradual", "constant"),
-        beside=(_WARMUP, _SOME_WARMUP),
-    )
     warmup_start: float = option(
         -1.0,
         "initial learning rate of the warmup; -1: learning_rate, and no warmup unless the scaled "
@@ -383,19 +376,18 @@ class ScheduleOptions(SharedOptions):
         return self.learning_rate if self.scaled_learning_rate > self.learning_rate else None
 
     def warn_of_unused_warmup(self, given: Collection[str]) -> None:
-        """Warns if there is no warmup although some of its options are given.
+        """Warns if there is no warmup although its length is given.
 
         Recipes have a warmup for larger batches, which smaller ones do not need.
 
         Args:
           given: names of the options that the user has given beside a recipe.
         """
-        names = [name for name in ("warmup", "warmup_kind") if name in given]
         has_warmup = self.warmup_first_rate is not None or not self.warmup.amount
-        if not names or has_warmup or self.schedule == "piecewise_linear":
+        if "warmup" not in given or has_warmup or self.schedule == "piecewise_linear":
             return
         warn_once(
-            f"{' and '.join(names)} without effect: there is no warmup, because the scaled "
+            f"warmup without effect: there is no warmup, because the scaled "
             f"learning rate, {self.scaled_learning_rate:g}, is not above learning_rate; for a "
             "warmup from 0 give warmup_start=0"
         )

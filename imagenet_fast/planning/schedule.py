@@ -53,7 +53,7 @@ class SchedulePlan:
         config = self.config
         epochs = self.total_steps / self.steps_per_epoch
         start = f"{self._learning_rate(0):g}"
-        warmup = f"{config.warmup_kind}, {round(self.warmup_steps, 2):,} steps from {start}"
+        warmup = f"gradual, {round(self.warmup_steps, 2):,} steps from {start}"
         lines = [
             f"images     {self.examples:,}",
             f"batch      {config.batch_size:,} images",

@@ -8,7 +8,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import steps_per_epoch
-from imagenet_fast.optimizers import SGD
+from imagenet_fast.optimizers import SGD, ConstantWarmup
 from imagenet_fast.optimizers.batch_tables import options_for_batch
 from imagenet_fast.optimizers.options import ScheduleOptions
 from imagenet_fast.training.schedule import (
@@ -129,7 +129,8 @@ def test_no_warmup(changes):
 
 def test_constant_warmup():
     """Table 1: the rate of one server for 5 epochs, then 32 times as much."""
-    schedule = build_schedule(Config(batch_size=8192, warmup_kind="constant"), STEPS)
+    schedule = build_schedule(Config(batch_size=8192), STEPS)
+    schedule = ConstantWarmup(schedule.schedule, schedule.start, schedule.steps)
     for step, expected in ((0, 0.1), (779, 0.1), (780, 3.2), (4679, 3.2), (4680, 0.32)):
         assert rate(schedule, step) == pytest.approx(expected, rel=2e-7)
 
