@@ -18,7 +18,6 @@ from imagenet_fast.base.option import option_text
 from imagenet_fast.config import Config
 from imagenet_fast.data import bad_images
 from imagenet_fast.data.info import DatasetInfo, read_info
-from imagenet_fast.data.order import part_of
 from imagenet_fast.data.pipeline import (
     distributed_dataset,
     evaluation_steps,
@@ -29,7 +28,7 @@ from imagenet_fast.distribute.consistency import check_consistent, check_same_op
 from imagenet_fast.distribute.devices import RunDevices, run_devices
 from imagenet_fast.distribute.exchange import text_of_chief, wait_for_all
 from imagenet_fast.distribute.strategy import check_gpus_are_used, devices_of, make_strategy
-from imagenet_fast.distribute.workers import is_chief, worker_place
+from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.training.build import build_model, with_model
@@ -68,7 +67,6 @@ from imagenet_fast.training.run_config import directory_of
 from imagenet_fast.training.run_summary import batch_norm_images, run_summary
 from imagenet_fast.training.schedule import total_steps
 from imagenet_fast.training.schedule_change import change_of_schedule
-from imagenet_fast.training.stall_watch import StallWatch
 from imagenet_fast.training.summary import make_summary, read_summary, write_summary
 from imagenet_fast.training.tensorboard import TensorBoard, tensorboard_folder
 from imagenet_fast.training.trackers import RowLogger
@@ -412,8 +410,6 @@ class _Run:
         """Returns what follows the run from a step on; most of it only in the chief."""
         config, trains = self.config, step < last_step
         loggers: list[Logger | None] = [self.callbacks]
-        if trains:
-            loggers.append(StallWatch(self._shard_paths()))
         if not self.chief:
             return [logger for logger in loggers if logger]
         if trains:
@@ -445,13 +441,6 @@ class _Run:
             batch_norm_examples=batch_norm_images(config, self.strategy),
             last_step=last_step,
         )
-
-    def _shard_paths(self) -> list[str]:
-        """Returns the files that this process reads."""
-        pipelines, pipeline = worker_place(self.strategy)
-        splits = [split for split in self.info.splits.values() if split.paths]  # none if synthetic
-        parts = (part_of(split, self.config, pipelines, pipeline) for split in splits)
-        return [path for part in parts for path in part.paths]
 
     def _summary_line(self, step: int) -> str:
         return run_summary(
