@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.former_names import without_removed
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text, parse, require_option
 from imagenet_fast.base.outside import MAX_JSON, parse_json, read_bounded
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.data.options import InputOptions
 from imagenet_fast.models.options import ModelOptions
-from imagenet_fast.optimizers.batch_tables import BATCH_TABLES, values_for_batch
 from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.optimizers.scaled_times import TIMES, scale_times
 from imagenet_fast.pipeline_parallel.options import PipelineOptions
@@ -44,35 +44,10 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
       UserError: if an option does not exist, has an invalid value, or contradicts another one.
     """
 
-    def __post_init__(self) -> None:
-        # A configuration made from another one's values has the table's.
-        filled = self._batch_table_values()
-        for name, value in filled.items():
-            if self.convert(name, getattr(self, name)) == value:
-                object.__setattr__(self, name, getattr(type(self), name))
-        super().__post_init__()
-        for name, value in filled.items():
-            object.__setattr__(self, name, value)
-
     def _check_together(self) -> None:
         super()._check_together()
         if self.xla and self.strategy == "tpu":
             raise UserError("xla is for GPUs and CPUs: a TPU always compiles")
-
-    def _batch_table_values(self) -> dict[str, Any]:
-        """Returns the options that ``batch_table`` sets."""
-        batch_table = self.convert("batch_table", self.batch_table)
-        if batch_table not in BATCH_TABLES:
-            return {}
-        values = values_for_batch(batch_table, self.convert("batch_size", self.batch_size))
-        return {
-            "learning_rate": values.learning_rate,
-            "rate_scaling": "none",
-            "warmup": Duration(values.warmup_epochs, "epochs"),
-            "warmup_start": 0.0,
-            "momentum": values.momentum,
-            "weight_decay": values.weight_decay,
-        }
 
     def on_one_device(self) -> Config:
         """Returns the configuration of the same network in float32 on one device, unsplit.
@@ -124,14 +99,11 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
             values = parse_json(text, dict[str, Any])
         except ValueError as error:
             raise UserError(f"not a configuration: {error}") from None
+        values, missed = without_removed(values)
+        for reason in missed:
+            warn_once(f"this run's {reason}")
         for name in values:
             require_option(name, option_names())
-        # Between 16384 and 65536 mlperf's table had half the weight decay: older runs keep it.
-        given = {name: values[name] for name in ("batch_table", "batch_size") if name in values}
-        table = cls(**given)._batch_table_values()
-        changed = {n for n in table if n in values and cls.convert(n, values[n]) != table[n]}
-        if changed == {"weight_decay"}:
-            del values["batch_table"]
         # Earlier versions allowed options without effect.
         ignored = cls.without_effect(values)
         return cls().replace(**{k: v for k, v in values.items() if k not in ignored})

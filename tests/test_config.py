@@ -65,7 +65,6 @@ OTHER = {
     "shard_by": "files",
     "shuffle_buffer": 1,
     "cache": "encoded",
-    "index_cached_jpegs": True,
     "data_on_device": True,
     "alternating_flip": True,
     "augment_in_groups": True,
@@ -81,7 +80,6 @@ OTHER = {
     "logits_scale": 0.0625,
     "whitening": True,
     "group_activation": "silu",
-    "identity_init": False,
     "normal_cells": 3,
     "cell_filters": 32,
     "whitening_images": 5000,
@@ -136,9 +134,7 @@ OTHER = {
     "learning_rate": 1 / 3,
     "learning_rate_batch": 512,
     "rate_scaling": "sqrt",
-    "batch_table": "mlperf",
     "warmup": Duration(0, "steps"),
-    "warmup_kind": "constant",
     "warmup_start": 0.0,
     "whitening_bias_until": Duration(3, "epochs"),
     "schedule": "piecewise_linear",
@@ -194,19 +190,17 @@ LEFT_OUT = {
     "size_ramp",
     "size_ramp_at",
     "trivial_augment",
-    "index_cached_jpegs",
     "sampling",
     "class_weights",
     *("xla", "fusion", "fusion_bytes", "data_on_device", "alternating_flip", "augment_in_groups"),
     *("crop_min_area", "crop_attempts", "muon_momentum", "muon_head_rate_factor"),
     *("muon_steps", "muon_coefficients", "muon_norm_every", "whitening_bias_until"),
-    *("batch_table", "warmup", "warmup_kind", "warmup_start", "decay_power", "end_learning_rate"),
+    *("warmup", "warmup_start", "decay_power", "end_learning_rate"),
     *("decay_every", "knots_at", "knots", "optimizer_epsilon", "decoupled_weight_decay"),
     *("pool_order", "activation", "celu_alpha", "logits_scale", "whitening"),
     *(
         "whitening_images",
         "group_activation",
-        "identity_init",
         "normal_cells",
         "cell_filters",
         "batch_norm_scale",
@@ -222,7 +216,6 @@ CHANGED = Config(
 
 
 RAMP_AT = {"size_ramp_at": "20 epochs,30 epochs"}
-TABLE = {"batch_table": "mlperf", "batch_size": 4096}
 ONE = {"strategy": "one_device"}
 KNOTS = {"schedule": "piecewise_linear", "knots_at": "0 steps,9 steps", "knots": (0.0, 1.0)}
 
@@ -492,7 +485,6 @@ def test_paths():
         ({"stem": "tiny"}, "choose from imagenet, small"),
         ({"schedule": "polynom"}, "did you mean 'polynomial'"),
         ({"rate_scaling": "root"}, "did you mean 'sqrt'"),
-        ({"batch_table": "mlperv"}, "did you mean 'mlperf'"),
         ({"weight_decay_on": "biases"}, "did you mean"),
         ({"strategy": "mirror"}, "did you mean 'mirrored'"),
         ({"precision": "bfloat16"}, "did you mean 'mixed_bfloat16'"),
@@ -506,7 +498,6 @@ def test_paths():
             {"schedule": "piecewise_linear", "knots": (0.0, 1.0), "knots_at": "0 steps"},
             "there are 2 knots, but 1 times in",
         ),
-        ({"batch_table": "mlperf", "batch_size": 256}, "values for batches from 4096 to 65536"),
         ({"xla": True, "strategy": "tpu"}, "a TPU always compiles"),
         ({"trivial_augment": True, "rand_augment_layers": 2}, "trivial_augment excludes rand_au"),
         ({"random_erasing": 1.5}, "random_erasing is 1.5, but must be in [0, 1]"),
@@ -610,7 +601,6 @@ def test_unknown_option_with_the_nearest():
         ),
         ({"warmup_start": 0.1, **KNOTS}, "but schedule is piecewise_linear"),
         ({"warmup": "2 epochs", **KNOTS}, "warmup=2 epochs is for schedule=constant or"),
-        ({**TABLE, **KNOTS}, "batch_table=mlperf is for"),
         (
             {"decay_at": "3 epochs", "decay_every": "2 epochs"},
             "decay_at=3 epochs has no effect, because decay_every is 2 epochs: leave it out",
@@ -632,23 +622,13 @@ def test_unknown_option_with_the_nearest():
             {"shuffle_buffer": 5, "data_on_device": True, "train_crop": "pad"},
             "shuffle_buffer=5 has no effect, because data_on_device is true",
         ),
-        (
-            {"index_cached_jpegs": True, "cache": "encoded", "resize_kernel": "tensorflow"},
-            "index_cached_jpegs=true has no effect, because resize_kernel is tensorflow: leave it",
-        ),
         ({"decay_factor": 0.5, "decay_at": ()}, "has no effect, because decay_at is empty: leave"),
         ({"warmup": "0 steps", "warmup_start": 0.1}, "has no effect, because warmup is 0 steps"),
-        ({"warmup": "0 epochs", "warmup_kind": "constant"}, "because warmup is 0 epochs"),
+        ({"warmup": "0 epochs", "warmup_start": 0.0}, "because warmup is 0 epochs"),
         (
             {"weight_decay_on": "all", "weight_decay": 0},
             "weight_decay_on=all has no effect, because weight_decay is 0: leave it out",
         ),
-        ({"momentum": 0.8, **TABLE}, "momentum=0.8 has no effect, because batch_table is mlperf"),
-        ({"weight_decay": 1e-5, **TABLE}, "weight_decay=1e-05 has no effect, because batch_table"),
-        ({"learning_rate": 3.0, **TABLE}, "learning_rate=3 has no effect, because batch_table is"),
-        ({"rate_scaling": "sqrt", **TABLE}, "rate_scaling=sqrt has no effect, because batch_tab"),
-        ({"warmup": "2 epochs", **TABLE}, "warmup=2 epochs has no effect, because batch_table is"),
-        ({"warmup_start": 0.1, **TABLE}, "warmup_start=0.1 has no effect, because batch_table is"),
         ({"ema_every": 5}, "ema_every=5 has no effect, because ema_decay is 0: leave it out"),
         ({"lookahead_decay": 0.9}, "has no effect, because lookahead_every is 0"),
         ({"tta_fraction": 0.25}, "has no effect, because test_time_augmentation is none"),
@@ -693,8 +673,8 @@ def test_without_effect_has_exceptions():
 def test_a_warmup_without_effect_is_reported(capsys):
     Config.from_flagfile("photos").warn_of_unused_warmup([])
     assert not capsys.readouterr().err
-    Config.from_flagfile("photos", warmup="1 epoch", warmup_kind="constant")
-    expected = "warmup and warmup_kind without effect: there is no warmup, because the scaled learn"
+    Config.from_flagfile("photos", warmup="1 epoch")
+    expected = "warmup without effect: there is no warmup, because the scaled learn"
     assert expected in capsys.readouterr().err
     for changes in ({"batch_size": 64}, {"warmup_start": 0}, {"warmup": "0 epochs"}):
         Config.from_flagfile("photos", **{"warmup": "1 epoch", **changes})
@@ -704,10 +684,8 @@ def test_a_warmup_without_effect_is_reported(capsys):
 def test_options_that_do_not_exist():
     with pytest.raises(UserError, match="there is no option 'learning_ratee'; did you mean 'lear"):
         Config(learning_ratee=0.1)
-    with pytest.raises(UserError, match=r"there is no option 'lr'; did you mean learning_rate\?"):
+    with pytest.raises(UserError, match=r"there is no option 'lr'$"):
         Config(lr=0.1)
-    with pytest.raises(UserError, match="did you mean duration='12 epochs'"):
-        Config().replace(epochs=3)
 
 
 @pytest.mark.parametrize("name", ["runs/a\nb", "runs/a\0b", "runs/\udcff"])
@@ -912,7 +890,6 @@ def test_json_of_an_older_version_takes_the_defaults():
         ({"weight_decay": 0.0}, {"weight_decay_on": "all"}),
         ({"fusion_segments": (20,)}, {"fusion_bytes": 0, "rematerialize": "never"}),
         ({"decay_every": "2 epochs"}, {"decay_at": ["3 epochs"]}),
-        (TABLE, {"learning_rate": 3.0, "warmup": "2 epochs", "weight_decay": 0.0}),
     ],
 )
 def test_json_of_a_run_that_had_options_without_effect(given, ignored):

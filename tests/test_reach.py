@@ -165,7 +165,6 @@ KNOWN = {
             "signal 0, which asks whether the process is there",
         ),
         ("distribute/gpus.py", "run", 1, "nvidia-smi on PATH"),
-        ("distribute/quiet.py", "Popen", 1, "a text of its own, python -I"),
         ("distribute/waiting.py", "Popen", 1, "module_command, addresses of the cluster"),
         ("distribute/waiting.py", "kill", 1, "its own process"),
     ],

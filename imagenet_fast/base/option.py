@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError, choices_hint, nearest
+from imagenet_fast.base.former_names import advice
 
 _TYPE_TEXTS = {
     bool: "true or false",
@@ -27,83 +28,6 @@ _TYPE_TEXTS = {
     Duration: "a duration, as '90 epochs'",
 }
 _NUMBERS = {int: numbers.Integral, float: numbers.Real}
-# Names in other programs, and the options that mean the same here.
-OTHER_NAMES = {
-    "accum": "accumulation_steps",
-    "amp": "precision",
-    "arch": "model",
-    "backbone": "model",
-    "batch": "batch_size",
-    "bf16": "precision=mixed_bfloat16",
-    "bs": "batch_size",
-    "checkpoint_dir": "model_dir",
-    "clip_grad": "clip_norm",
-    "compile": "xla",
-    "crop_size": "image_size",
-    "cutmix": "cutmix_alpha",
-    "data": "data_dir",
-    "data_path": "data_dir",
-    "dataset": "data_dir",
-    "device": "gpus",
-    "devices": "gpus",
-    "distributed": "strategy",
-    "ema": "ema_decay",
-    "epoch": "duration='12 epochs'",
-    "epochs": "duration='12 epochs'",
-    "eval_freq": "eval_every='1 epoch'",
-    "eval_interval": "eval_every='1 epoch'",
-    "fp16": "precision=mixed_float16",
-    "grad_accum": "accumulation_steps",
-    "grad_accum_steps": "accumulation_steps",
-    "grad_clip": "clip_norm",
-    "gradient_accumulation_steps": "accumulation_steps",
-    "half": "precision=mixed_float16",
-    "img_size": "image_size",
-    "input_size": "image_size",
-    "iterations": "duration='500 steps'",
-    "jit": "xla",
-    "log_dir": "model_dir",
-    "log_interval": "log_every",
-    "logdir": "model_dir",
-    "lr": "learning_rate",
-    "lr_scheduler": "schedule",
-    "max_epochs": "duration='12 epochs'",
-    "max_grad_norm": "clip_norm",
-    "max_iters": "duration='500 steps'",
-    "max_steps": "duration='500 steps'",
-    "mixed_precision": "precision=mixed_float16",
-    "mixup": "mixup_alpha",
-    "network": "model",
-    "num_epochs": "duration='12 epochs'",
-    "num_gpus": "gpus",
-    "num_steps": "duration='500 steps'",
-    "num_train_epochs": "duration='12 epochs'",
-    "num_workers": "data_threads",
-    "opt": "optimizer",
-    "optim": "optimizer",
-    "output_dir": "model_dir",
-    "patience": "early_stopping",
-    "pretrained": "initial_weights",
-    "print_freq": "log_every='20 steps'",
-    "random_seed": "seed",
-    "resolution": "image_size",
-    "restore_best_weights": "keep_best",
-    "resume": "model_dir",
-    "save_best": "keep_best",
-    "save_best_only": "keep_best",
-    "save_dir": "model_dir",
-    "save_every": "checkpoint_every='1 epoch'",
-    "save_freq": "checkpoint_every='1 epoch'",
-    "scheduler": "schedule",
-    "steps": "duration='500 steps'",
-    "train_epochs": "duration='12 epochs'",
-    "train_steps": "duration='500 steps'",
-    "validation_freq": "eval_every='1 epoch'",
-    "warmup_epochs": "warmup='5 epochs'",
-    "wd": "weight_decay",
-    "weights": "initial_weights",
-    "workers": "data_threads",
-}
 # Of a side of the network's images: more would not fit into any accelerator's memory.
 MOST_PIXELS = 8192
 _MOST_VALUES = 1000  # of a list
@@ -344,14 +268,13 @@ def require_option(name: str, names: typing.Iterable[str]) -> None:
     """Checks that an option exists.
 
     Raises:
-      UserError: if it does not, with its name here if other programs have it, or the closest names.
+      UserError: if it does not, with what replaces it if it is gone, or the closest names.
     """
     names = list(names)
     if name not in names:
-        other = OTHER_NAMES.get(name, "")
-        known = other.partition("=")[0] in names
-        hint = f"; did you mean {other}?" if known else nearest(name, names)
-        raise UserError(f"there is no option {name!r}{hint}")
+        if instead := advice(name):
+            raise UserError(f"the option {name!r} is gone: {instead}")
+        raise UserError(f"there is no option {name!r}{nearest(name, names)}")
 
 
 def option_text(value: Any) -> str:

@@ -27,7 +27,6 @@ def main(arguments: list[str]) -> int:
         "saved_model",
         "",
         "new directory for a SavedModel that takes encoded images",
-        other_names=("output", "output_dir", "out", "save_dir", "export_dir"),
     )
     flags.define("onnx", "", "new ONNX file, for preprocessed images")
     flags.define("tflite", "", "new TFLite file, for preprocessed images")

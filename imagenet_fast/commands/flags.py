@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 import textwrap
@@ -13,8 +12,9 @@ from typing import Any, cast
 from absl import flags
 
 from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.former_names import RENAMED_FLAGS, advice
 from imagenet_fast.base.notices import warn_once
-from imagenet_fast.base.option import OTHER_NAMES, option_text
+from imagenet_fast.base.option import option_text
 from imagenet_fast.commands import COMMANDS
 from imagenet_fast.config import (
     Config,
@@ -61,8 +61,6 @@ class CommandFlags:
         self._other = set(options) - set(main) if main else set()
         self._has_options = bool(options)
         self._flags = flags.FlagValues()
-        self._renamed: dict[str, str] = {}
-        self._other_names: dict[str, str] = {}
         self._groups: dict[str, list[str]] = {}
         self._sources: dict[str, str] = {}
         self._lines: list[FlagfileLine] = []
@@ -72,27 +70,15 @@ class CommandFlags:
             self._groups.setdefault(field.metadata["group"], []).append(name)
             _define_option(field, self._flags)
 
-    def define(
-        self,
-        name: str,
-        default: str | float | bool,
-        text: str,
-        old_name: str = "",
-        other_names: Sequence[str] = (),
-    ) -> None:
+    def define(self, name: str, default: str | float | bool, text: str) -> None:
         """Defines a flag of the command, with the type of its default.
 
         Args:
           name: the flag's name.
           default: the default value.
           text: the help text.
-          old_name: a former name, accepted with a notice; empty: none.
-          other_names: names in other programs, for hints at this flag.
         """
         self._groups.setdefault(self._command, []).append(name)
-        self._other_names.update(dict.fromkeys(other_names, name))
-        if old_name:
-            self._renamed[old_name] = name
         define: dict[type, Callable[..., Any]] = {
             str: flags.DEFINE_string,
             int: flags.DEFINE_integer,
@@ -121,9 +107,7 @@ class CommandFlags:
         except UserError:
             raise
         except flags.UnrecognizedFlagError as error:
-            raise UserError(
-                f"there is no flag --{error.flagname}{self._hint(error.flagname, error.flagvalue)}"
-            ) from None
+            raise UserError(self._unknown(error.flagname)) from None
         except (flags.Error, ValueError) as error:
             # A value that Config refuses; otherwise absl's message, as for --noxla=true.
             reason = error.__context__ if isinstance(error.__context__, UserError) else error
@@ -143,28 +127,22 @@ class CommandFlags:
         name, kind = found["name"], "a whole number" if found["int"] else "a number"
         return f"{name} is {found['value']!r}, but must be {kind}: {self._flags[name].help}"
 
-    def _hint(self, name: str, argument: str) -> str:
-        """Returns a hint at the flags that an unknown flag, given as ``argument``, may mean."""
-        spelled = name.replace("-", "_")
-        names = {**OTHER_NAMES, **self._other_names}
-        other = spelled if spelled in self._flags else names.get(spelled, "")
-        if other.partition("=")[0] in self._flags:
-            value = argument.partition("=")[2]
-            if value.isdecimal():  # The user's number of epochs or steps.
-                other = re.sub(r"'\d+ ", f"'{value} ", other)
-            # Of --accelerators, --chips if it is a number, and --accelerator if not.
-            similar = difflib.get_close_matches(spelled, self._flags, n=1, cutoff=0.9)
-            meant = dict.fromkeys([other, *similar])
-            return f"; did you mean {' or '.join(f'--{each}' for each in meant)}?"
-        return nearest(name, list(self._flags), "--{}".format)
+    def _unknown(self, name: str) -> str:
+        """Returns the message for a flag that does not exist."""
+        if self._has_options and (instead := advice(name)):
+            return f"the flag --{name} is gone: {instead}"
+        hint = nearest(name, list(self._flags), "--{}".format)
+        listed = f"; `imagenet-fast {self._command} --helpfull` lists the flags"
+        return f"there is no flag --{name}{hint or listed}"
 
     def _with_new_name(self, argument: str) -> str:
         """Returns the argument with the new name of a renamed flag."""
         name, equals, value = argument.lstrip("-").partition("=")
-        if not argument.startswith("-") or name not in self._renamed:
+        new = RENAMED_FLAGS.get(name, "")
+        if not argument.startswith("-") or new not in self._flags:
             return argument
-        warn_once(f"--{name} is now --{self._renamed[name]}")
-        return f"--{self._renamed[name]}{equals}{value}"
+        warn_once(f"--{name} is now --{new}")
+        return f"--{new}{equals}{value}"
 
     def __getitem__(self, name: str) -> Any:
         return self._flags[name].value

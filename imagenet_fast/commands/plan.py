@@ -56,16 +56,11 @@ _RUN_OPTIONS = (
 def _run(arguments: list[str]) -> None:
     flags = CommandFlags("plan", option_names(), _RUN_OPTIONS, about=_about())
     flags.define("accelerator", "", f"type of chip: {', '.join(ACCELERATORS)}")
-    flags.define(
-        "chips",
-        1,
-        "number of chips of the type that accelerator names",
-        other_names=("accelerators", "num_accelerators", "devices", "num_devices"),
-    )
+    flags.define("chips", 1, "number of chips of the type that accelerator names")
     flags.define("network_gbits", 100.0, "network bandwidth of each GPU host, in Gbit/s")
     flags.define("host_images", 0.0, "images/s of a host's input pipeline; 0: no limit")
     flags.define("jitter", 0.0, "standard deviation of a device's step time, as a fraction of it")
-    flags.define("slow_fraction", 0.0, "fraction of permanently slow devices", "slow_share")
+    flags.define("slow_fraction", 0.0, "fraction of permanently slow devices")
     flags.define("slow_factor", 1.0, "step time of slow devices relative to the others'")
     flags.define("failure_hours", 0.0, "mean hours between failures of a device; 0: no failures")
     flags.define("restart_seconds", 300.0, "seconds from a failure until training resumes")

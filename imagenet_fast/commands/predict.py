@@ -17,7 +17,6 @@ def main(arguments: list[str]) -> int:
         "",
         "directory that `imagenet-fast export` wrote; it is a program, which this command runs: "
         "run one that you do not trust in a container without network",
-        other_names=("model", "model_dir"),
     )
     flags.define("json", False, "print one JSON object per line")
     files = flags.parse(arguments, positional="FILE")

@@ -84,7 +84,6 @@ def main(arguments: list[str]) -> int:
         "",
         "path of the source's files; digits needs none, and idx, cifar10, cifar100 and tfds with "
         "--tfds_name have a default",
-        other_names=("data", "data_path", "dataset", "images", "input", "input_dir", "path"),
     )
     for name, (default, text) in _SOURCE_OPTIONS.items():
         flags.define(name, default, text)
@@ -123,7 +122,6 @@ def main(arguments: list[str]) -> int:
         "data_dir",
         "",
         "directory for the shards and manifest.json",
-        other_names=("output", "output_dir", "out", "save_dir"),
     )
     flags.define("train_shards", 0, "training files; 0: by the size of the data")
     flags.define("validation_shards", 0, "validation files; 0: by the size of the data")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 import textwrap
 
 from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.option import option_text
 from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.optimizers.batch_tables import BATCH_TABLES, options_for_batch
 from imagenet_fast.recipes import Recipe, find_recipe, recipe_headers, recipe_names
 
 _WIDTH = 96
@@ -16,11 +19,24 @@ _SENTENCE_END = re.compile(r"\.(?<!al\.) (?=[A-Z])")
 
 
 def main(arguments: list[str]) -> int:
-    """Lists the recipes, or prints those that are named."""
-    names = CommandFlags(
+    """Lists the recipes, or prints those that are named, or values for another batch size."""
+    flags = CommandFlags(
         "recipes",
         about="Lists the recipes. With names, prints those recipes: commands, source, values.",
-    ).parse(arguments, positional="[NAME]")
+    )
+    flags.define(
+        "batch_table",
+        "",
+        "print the flags for batch_size, interpolated between published recipes for lars: "
+        + " or ".join(BATCH_TABLES),
+    )
+    flags.define("batch_size", 0, "images in a weight update, for batch_table")
+    names = flags.parse(arguments, positional="[NAME]")
+    if flags["batch_table"]:
+        options = options_for_batch(flags["batch_table"], flags["batch_size"])
+        texts = {name: option_text(value) for name, value in options.items()}
+        print(" ".join(f"--{name}={shlex.quote(text)}" for name, text in texts.items()))
+        return 0
     if not names:
         print("\n\n".join(_summary(recipe) for recipe in recipe_headers()))
         print("\nimagenet-fast recipes NAME prints one; --flagfile=NAME trains it.")

@@ -49,8 +49,7 @@ def training_batches(
     """Returns batches of training images.
 
     Args:
-      order: batches of records and identities from ``order.training_order``, or of records,
-        identities and JPEG indexes from ``cache.records_from_memory``.
+      order: batches of records and identities from ``order.training_order``.
       info: the data set.
       options: gives the preprocessing and augmentation.
       threads: number of batches processed in parallel.
@@ -72,7 +71,6 @@ def training_batches(
 def plan_training(
     records: tf.Tensor,
     identities: tf.Tensor,
-    indexes: tf.Tensor | None = None,
     *,
     info: DatasetInfo,
     options: AugmentationOptions,
@@ -84,8 +82,6 @@ def plan_training(
     Args:
       records: string [batch].
       identities: int64 [batch, 3].
-      indexes: indexes of JPEGs without one in their records, string [batch], empty for other
-        records; None: use only the records' indexes.
       info: the data set.
       options: gives the preprocessing and augmentation.
       careful: whether to read image sizes from the images instead of the records, a bool scalar.
@@ -94,9 +90,6 @@ def plan_training(
     examples, labels = parse_examples(records, info, options)
     sizes = _sizes(examples, options, careful)
     boxes = training_crop_boxes(sizes, identities, options)
-    if indexes is not None:
-        stored = examples[JPEG_INDEX]
-        examples[JPEG_INDEX] = tf.where(tf.strings.length(stored) > 0, stored, indexes)
     encoded, boxes, is_cut = _cut(examples[ENCODED], examples, boxes, options, warn)
     return encoded, labels, boxes, is_cut, draw_changes(identities, options)
 

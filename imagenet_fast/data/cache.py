@@ -25,10 +25,8 @@ from imagenet_fast.base.paths import Path, is_local, to_local_path, to_path
 from imagenet_fast.data.augmentation.augment import Changes, augment, draw_changes
 from imagenet_fast.data.augmentation.options import AugmentationOptions
 from imagenet_fast.data.bad_images import BadImages
-from imagenet_fast.data.batches import evaluation_batches, uses_jpeg_index
-from imagenet_fast.data.examples import ENCODED, HEIGHT, JPEG_INDEX, WIDTH
+from imagenet_fast.data.batches import evaluation_batches
 from imagenet_fast.data.info import read_info
-from imagenet_fast.data.jpeg.index import LEAST_PIXELS, index_jpegs
 from imagenet_fast.data.options import DataOptions, SourceOptions
 from imagenet_fast.data.order import SplitPart, part_reader
 from imagenet_fast.data.pixel_options import PixelOptions
@@ -38,13 +36,6 @@ from imagenet_fast.data.shards import shard_reader
 _States = tuple[tuple[int, int], ...]
 
 _DECODED_AT_ONCE = 256
-_INDEXED_AT_ONCE = 64
-_INDEXED = {
-    ENCODED: tf.io.FixedLenFeature([], tf.string),
-    JPEG_INDEX: tf.io.FixedLenFeature([], tf.string, default_value=""),
-    HEIGHT: tf.io.FixedLenFeature([], tf.int64, default_value=0),
-    WIDTH: tf.io.FixedLenFeature([], tf.int64, default_value=0),
-}
 _COPIED_AT_ONCE = 16 * 2**20
 
 
@@ -53,30 +44,17 @@ def read_indices(path: tf.Tensor, count: tf.Tensor, start: tf.Tensor) -> tf.data
     return tf.data.Dataset.range(start, start + count)
 
 
-def records_from_memory(
-    order: tf.data.Dataset, part: SplitPart, options: DataOptions, threads: int
-) -> tf.data.Dataset:
+def records_from_memory(order: tf.data.Dataset, part: SplitPart, threads: int) -> tf.data.Dataset:
     """Returns batches of cached records and identities.
 
     Args:
       order: batches of indices, from :func:`read_indices`, and identities.
       part: the part of the split to cache.
-      options: with ``index_cached_jpegs``, JPEGs without an index in their records are indexed, and
-        a batch has a third element, these indexes, string [batch], empty for other records.
       threads: number of threads that read.
     """
     states = _states(part)
     records = _records(part, states, threads)
-    if not (options.index_cached_jpegs and uses_jpeg_index(options)):
-        return order.map(lambda indices, identities: (tf.gather(records, indices), identities))
-    indexes = _indexes(part, states, threads)
-    return order.map(
-        lambda indices, identities: (
-            tf.gather(records, indices),
-            identities,
-            tf.gather(indexes, indices),
-        )
-    )
+    return order.map(lambda indices, identities: (tf.gather(records, indices), identities))
 
 
 def batches_from_memory(
@@ -134,33 +112,6 @@ def _records(part: SplitPart, states: _States, threads: int) -> tf.Tensor:
     shards = shards.map(read_all, num_parallel_calls=threads, deterministic=True)
     with _announced(f"{part.examples} train records"):
         return shards.unbatch().batch(part.examples).get_single_element()
-
-
-@functools.lru_cache(maxsize=1)
-def _indexes(part: SplitPart, states: _States, threads: int) -> tf.Tensor:
-    """Returns indexes of the JPEGs without one in their records, string [records]."""
-
-    def index(records: tf.Tensor) -> tf.Tensor:
-        examples = tf.io.parse_example(records, _INDEXED)
-        pixels = examples[HEIGHT] * examples[WIDTH]  # 0: unknown
-        needs = (examples[JPEG_INDEX] == "") & ((pixels == 0) | (pixels >= LEAST_PIXELS))
-        return index_jpegs(tf.where(needs, examples[ENCODED], ""))
-
-    def index_one(record: tf.Tensor) -> tf.data.Dataset:
-        indexed = tf.data.Dataset.from_tensors(record[tf.newaxis]).map(index).ignore_errors()
-        return indexed.concatenate(tf.data.Dataset.from_tensors(tf.constant([""]))).take(1)
-
-    def index_batch(records: tf.Tensor) -> tf.data.Dataset:
-        indexed = tf.data.Dataset.from_tensors(records).map(index).ignore_errors()
-        # If one record is not an example, the whole batch fails.
-        one_by_one = tf.data.Dataset.from_tensor_slices(records).flat_map(index_one).unbatch()
-        return indexed.concatenate(one_by_one.batch(_INDEXED_AT_ONCE)).take(1)
-
-    batches = tf.data.Dataset.from_tensor_slices(_records(part, states, threads))
-    indexes = batches.batch(_INDEXED_AT_ONCE).interleave(
-        index_batch, cycle_length=threads, num_parallel_calls=threads, deterministic=True
-    )
-    return indexes.unbatch().batch(part.examples).get_single_element()
 
 
 def images_of(

@@ -333,7 +333,7 @@ def _training_batches(
         dataset = batches_from_memory(order, part, options, threads, bad_images)
     else:
         if options.cache == "encoded":
-            order = records_from_memory(order, part, options, threads)
+            order = records_from_memory(order, part, threads)
 
         def make(order: tf.data.Dataset) -> tf.data.Dataset:
             return training_batches(order, info, options, threads, bad_images, with_python)

@@ -84,17 +84,6 @@ class ReadingOptions(SharedOptions):
         choices=("none", "encoded", "decoded"),
         free=True,
     )
-    index_cached_jpegs: bool = option(
-        False,
-        "cache=encoded: index JPEGs whose records have no index, once, in memory; changes pixels "
-        "at crops' borders, see jpeg_index",
-        group="data",
-        beside=(
-            Beside("cache", ("encoded",)),
-            Beside("jpeg_index", (True,)),
-            Beside("resize_kernel", ("tensorflow",), unless=True),
-        ),
-    )
     data_on_device: bool = option(
         False,
         "store all images in the memory of each accelerator, which also shuffles, crops, flips, "

@@ -48,7 +48,6 @@ def airbench(
     *,
     width: int = 0,
     group_activation: str = "gelu",
-    identity_init: bool = True,
     logits_scale: float = 0.0,
     name: str | None = None,
     **norm_options: Unpack[NormOptions],
@@ -59,8 +58,9 @@ def airbench(
     twice as many channels as a patch has elements (24), whose bias starts as in PyTorch in 94, as
     in airbench94_muon, and at 0 in 95 and 96; ``group1`` to ``group3``, each
     conv-pool-BN-GELU, then conv-BN-GELU; a global max pool (3x3 for 32x32 images); a dense layer.
-    Batch norms have no gamma. Size 96 has a third convolution and batch norm in each group, and
-    adds the group's first activations before the last GELU. Size ``"96_proxy"``, the network of
+    Batch norms have no gamma. As many filters of each 3x3 convolution as it has input channels
+    start as the identity. Size 96 has a third convolution and batch norm in each group, and adds
+    the group's first activations before the last GELU. Size ``"96_proxy"``, the network of
     airbench96_faster that selects images for 96, has no bias in ``whitening``.
 
     The filters of ``whitening`` must be set from data, by the ``adapt`` of
@@ -76,8 +76,6 @@ def airbench(
             published, 64 for 94, 128 for 95 and 96, and 32 for 96_proxy.
         group_activation: ``"gelu"``, or ``"silu"`` for SiLU instead of GELU in the groups, as in
             Hiverge's speedrun of CIFAR-10 (2025); that after ``whitening`` is GELU.
-        identity_init: whether to initialize as the identity as many filters of each 3x3
-            convolution as it has input channels.
         logits_scale: factor of the dense layer's outputs; 0: the published 1/9.
         name: the model's name; None: ``airbench<size>``.
         **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`;
@@ -136,7 +134,7 @@ def airbench(
                 f"group{group}_block{conv}",
                 norm=norm,
                 activation=activation,
-                kernel_initializer=IdentityFilters(**PYTORCH_WEIGHTS) if identity_init else None,
+                kernel_initializer=IdentityFilters(**PYTORCH_WEIGHTS),
             )
             outputs.append(x)
         if convs == len(_STEPS):

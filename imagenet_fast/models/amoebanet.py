@@ -393,8 +393,7 @@ class _Halving(keras.layers.Layer):
     A 1x1 convolution of each makes half of the filters (factorized reduction, Zoph et al. 2017).
 
     Pixels are taken by slices, not by the convolution's stride: oneDNN's gradient of a strided 1x1
-    convolution with fewer than 16 input channels writes outside its buffers
-    (``tools/onednn_strided_conv.py``).
+    convolution with fewer than 16 input channels writes outside its buffers (oneDNN issue 6035).
     """
 
     def __init__(self, filters: int, **kwargs: Any) -> None:

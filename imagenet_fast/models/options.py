@@ -109,13 +109,6 @@ class ModelOptions(SharedOptions):
         choices=("gelu", "silu"),
         beside=_AIRBENCH,
     )
-    identity_init: bool = option(
-        True,
-        "initialize as the identity as many filters of each convolution of airbench94 to "
-        "airbench96 as it has input channels",
-        group="model",
-        beside=_AIRBENCH,
-    )
     normal_cells: int = option(
         18,
         "normal cells of amoebanet_b and amoebanet_d, L in GPipe's (L, D), in three stages",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
+from typing import Any
 
-from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.durations import Duration
+from imagenet_fast.base.errors import UserError, require_choice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +60,9 @@ def values_for_batch(table: str, batch_size: int) -> BatchValues:
       batch_size: images in a weight update.
 
     Raises:
-      UserError: if the batch size is outside the table's range.
+      UserError: if there is no such table, or the batch size is outside its range.
     """
+    require_choice("batch_table", table, BATCH_TABLES)
     rows = BATCH_TABLES[table]
     batches = sorted(rows)
     if not batches[0] <= batch_size <= batches[-1]:
@@ -85,23 +88,22 @@ def values_for_batch(table: str, batch_size: int) -> BatchValues:
     )
 
 
-def describe(table: str, batch_size: int) -> str:
-    """Returns a line with the values for a batch size and their source.
+def options_for_batch(table: str, batch_size: int) -> dict[str, Any]:
+    """Returns the options that train with a table's values, for ``Config(**options)``.
 
     Raises:
       UserError: as :func:`values_for_batch`.
     """
     values = values_for_batch(table, batch_size)
-    batches = sorted(BATCH_TABLES[table])
-    if batch_size in batches:
-        source = f"from {table}"
-    else:
-        above = bisect.bisect(batches, batch_size)
-        source = f"interpolated from {table}'s at {batches[above - 1]} and {batches[above]}"
-    return (
-        f"learning rate {values.learning_rate:g}, warmup {values.warmup_epochs:g} epochs, momentum "
-        f"{values.momentum:g}, weight decay {values.weight_decay:g}: {source}"
-    )
+    return {
+        "batch_size": batch_size,
+        "learning_rate": values.learning_rate,
+        "rate_scaling": "none",
+        "warmup": Duration(values.warmup_epochs, "epochs"),
+        "warmup_start": 0.0,
+        "momentum": values.momentum,
+        "weight_decay": values.weight_decay,
+    }
 
 
 def _rounded(value: float) -> float:

@@ -20,15 +20,12 @@ from imagenet_fast.base.option import (
     option,
 )
 from imagenet_fast.base.shared_options import SharedOptions
-from imagenet_fast.optimizers.batch_tables import BATCH_TABLES
 
 _LARS = Beside("optimizer", ("lars",))
 _MUON = Beside("optimizer", ("muon",))
 _AIRBENCH = Beside("model", ("airbench94", "airbench95", "airbench96"))
 _PACKAGE_OPTIMIZERS = Beside("optimizer", ("sgd", "lars", "muon"))
 _OTHER_OPTIMIZERS = Beside("optimizer", ("sgd", "lars", "muon"), unless=True)
-# A table sets the option itself.
-_NO_BATCH_TABLE = Beside("batch_table", unless=True)
 _STEPS = Beside("schedule", ("steps",))
 _KNOTS = Beside("schedule", ("piecewise_linear",))
 _WARMUP = Beside("schedule", ("constant", "steps", "polynomial", "cosine"))
@@ -51,7 +48,6 @@ class OptimizerOptions(SharedOptions):
         "decay factor of the momentum buffer, in optimizers that have one",
         group="optimization",
         check=BELOW_ONE,
-        beside=_NO_BATCH_TABLE,
     )
     nesterov: bool = option(
         True,
@@ -65,7 +61,6 @@ class OptimizerOptions(SharedOptions):
         "weight_decay, such as adamw's",
         group="optimization",
         check=NOT_NEGATIVE,
-        beside=_NO_BATCH_TABLE,
     )
     decoupled_weight_decay: bool = option(
         False,
@@ -266,14 +261,13 @@ class ScheduleOptions(SharedOptions):
         "learning rate for a batch of learning_rate_batch images",
         group="learning rate",
         check=NOT_NEGATIVE,
-        beside=_NO_BATCH_TABLE,
     )
     learning_rate_batch: int = option(
         256,
         "batch size that learning_rate is for; see rate_scaling",
         group="learning rate",
         check=POSITIVE,
-        beside=(Beside("rate_scaling", ("none",), unless=True), _NO_BATCH_TABLE),
+        beside=Beside("rate_scaling", ("none",), unless=True),
     )
     rate_scaling: str = option(
         "linear",
@@ -281,28 +275,12 @@ class ScheduleOptions(SharedOptions):
         "scaling rule), sqrt or none",
         group="learning rate",
         choices=("linear", "sqrt", "none"),
-        beside=_NO_BATCH_TABLE,
-    )
-    batch_table: str = option(
-        "",
-        "set learning_rate, warmup, momentum and weight_decay for batch_size by interpolating "
-        f"published recipes for lars: {' or '.join(BATCH_TABLES)}; empty: use the options",
-        group="learning rate",
-        choices=("", *BATCH_TABLES),
-        beside=_WARMUP,
     )
     warmup: Duration = option(
         Duration(5, "epochs"),
         "initial period in which the learning rate grows from warmup_start to the scaled one",
         group="learning rate",
-        beside=(_WARMUP, _NO_BATCH_TABLE),
-    )
-    warmup_kind: str = option(
-        "gradual",
-        "gradual: linear; constant: warmup_start until the warmup ends",
-        group="learning rate",
-        choices=("gradual", "constant"),
-        beside=(_WARMUP, _SOME_WARMUP),
+        beside=_WARMUP,
     )
     warmup_start: float = option(
         -1.0,
@@ -310,7 +288,7 @@ class ScheduleOptions(SharedOptions):
         "one is higher",
         group="learning rate",
         check=Check(lambda value: value >= 0 or value == -1, "not be negative, or be -1"),
-        beside=(_WARMUP, _NO_BATCH_TABLE, _SOME_WARMUP),
+        beside=(_WARMUP, _SOME_WARMUP),
     )
     whitening_bias_until: Duration = option(
         Duration(0, "epochs"),
@@ -398,19 +376,18 @@ class ScheduleOptions(SharedOptions):
         return self.learning_rate if self.scaled_learning_rate > self.learning_rate else None
 
     def warn_of_unused_warmup(self, given: Collection[str]) -> None:
-        """Warns if there is no warmup although some of its options are given.
+        """Warns if there is no warmup although its length is given.
 
         Recipes have a warmup for larger batches, which smaller ones do not need.
 
         Args:
           given: names of the options that the user has given beside a recipe.
         """
-        names = [name for name in ("warmup", "warmup_kind") if name in given]
         has_warmup = self.warmup_first_rate is not None or not self.warmup.amount
-        if not names or has_warmup or self.schedule == "piecewise_linear":
+        if "warmup" not in given or has_warmup or self.schedule == "piecewise_linear":
             return
         warn_once(
-            f"{' and '.join(names)} without effect: there is no warmup, because the scaled "
+            f"warmup without effect: there is no warmup, because the scaled "
             f"learning rate, {self.scaled_learning_rate:g}, is not above learning_rate; for a "
             "warmup from 0 give warmup_start=0"
         )

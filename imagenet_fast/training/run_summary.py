@@ -11,7 +11,6 @@ from imagenet_fast.distribute.batch_norm_groups import images_together
 from imagenet_fast.distribute.devices import RunDevices, run_devices
 from imagenet_fast.distribute.strategy import devices_of, per_replica_batch_size
 from imagenet_fast.models.options import ModelOptions
-from imagenet_fast.optimizers.batch_tables import describe
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.training.run import Run
 from imagenet_fast.training.step.classifier import Classifier
@@ -40,7 +39,6 @@ def run_summary(run: Run, model: Classifier, first_step: int) -> str:
         + image_memory(config, info)
         + _class_weights(model, info)
         + (f"; classes sampled: {config.sampling}" if config.sampling else "")
-        + (f"; {describe(config.batch_table, config.batch_size)}" if config.batch_table else "")
     )
 
 

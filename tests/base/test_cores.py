@@ -8,7 +8,8 @@ from imagenet_fast.base import environment
 from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.data import manifest
 from imagenet_fast.data.dataset import thread_count
-from imagenet_fast.data.prepare import prepare, shard_writer
+from imagenet_fast.data.prepare import shard_writer
+from imagenet_fast.data.prepare.prepare import prepare
 from imagenet_fast.data.prepare.sources import open_source
 
 
@@ -35,7 +36,7 @@ def test_prepare_and_verify_use_one_thread_a_core(three_cores, tmp_path, monkeyp
             super().__init__(count)
 
     monkeypatch.setattr(shard_writer, "ThreadPoolExecutor", Pool)
-    prepare.prepare(open_source("digits"), tmp_path, progress=False)
+    prepare(open_source("digits"), tmp_path, progress=False)
     monkeypatch.setattr(manifest, "ThreadPoolExecutor", Pool)
     manifest.verify(tmp_path, progress=False)
     assert counts == [3, 3]

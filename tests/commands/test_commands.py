@@ -85,10 +85,6 @@ def test_help_of_train_has_what_a_newcomer_needs_and_a_way_to_the_rest(capsys):
             "imagenet-fast evaluate: error: there is no flag --optimizer",
         ),
         (["export"], "give --saved_model"),
-        (["export", "--output_dir=x"], "no flag --output_dir; did you mean --saved_model?"),
-        (["prepare", "--output-dir=x"], "no flag --output-dir; did you mean --data_dir?"),
-        (["prepare", "--data_path=x"], "no flag --data_path; did you mean --source_path?"),
-        (["predict", "--model_dir=x"], "no flag --model_dir; did you mean --saved_model?"),
         (["export", "--saved_model=x", "--top_k=0"], "top_k is 0, but must be positive"),
         (
             ["export", "--saved_model=x", "--checkpoint=first"],

@@ -106,22 +106,6 @@ def test_knots(plan):
     assert [float(table[step][1]) for step in (9, 19, 30)] == [0.1, 0.05, 0.05]
 
 
-@pytest.mark.parametrize(
-    ("batch", "told"),
-    [
-        (
-            32768,
-            "learning rate 31.2, warmup 25 epochs, momentum 0.9, weight decay 0.0002: from mlperf",
-        ),
-        (23170, "interpolated from mlperf's at 16384 and 32768"),
-    ],
-)
-def test_values_by_the_batch_are_told(plan, batch, told):
-    options = ["--batch_table=mlperf", f"--batch_size={batch}", "--schedule=polynomial"]
-    assert told in plan(*options)[0]
-    assert "values" not in plan(*RECIPE)[0]
-
-
 def test_data_of_one_s_own(plan, digits):
     text, _ = plan(f"--data_dir={digits}", "--flagfile=digits")
     assert "ImageNet" not in text
@@ -405,11 +389,7 @@ def test_mistakes_in_a_run(capsys, arguments, message):
             "--network_gbits=fast",
             "network_gbits is 'fast', but must be a number: network bandwidth",
         ),
-        (
-            "--accelerators=8",
-            "there is no flag --accelerators; did you mean --chips or --accelerator",
-        ),
-        ("--num_devices=8", "there is no flag --num_devices; did you mean --chips?"),
+        ("--accelerators=8", "there is no flag --accelerators; did you mean --accelerator"),
         ("--accelerator=mi300x", "accelerator='mi300x' does not exist; choose from p100, v100,"),
     ],
 )

@@ -14,7 +14,7 @@ from imagenet_fast import Config
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.native_ops import load_ops
 from imagenet_fast.base.notices import warn_once
-from imagenet_fast.data import cache, records
+from imagenet_fast.data import records
 from imagenet_fast.data.dataset import distributed_dataset
 from imagenet_fast.data.examples import ENCODED, JPEG_INDEX, decode_example
 from imagenet_fast.data.jpeg import index as jpeg_index
@@ -146,20 +146,6 @@ def test_only_pixels_at_the_border_depend_on_the_index(
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_an_index_that_is_not_used_changes_nothing(indexed, without_index, split):
     assert_same(batches(indexed, split, jpeg_index=False), batches(without_index, split))
-
-
-@pytest.mark.long
-def test_cached_records_are_indexed_once_if_asked_to(plain, indexed_batches, monkeypatch):
-    cached = batches(plain, cache="encoded", index_cached_jpegs=True)
-    assert_same(cached, indexed_batches)
-    # A second time, nothing is indexed.
-    monkeypatch.setattr(cache, "index_jpegs", None)
-    assert_same(cached, batches(plain, cache="encoded", index_cached_jpegs=True))
-
-
-@pytest.mark.long
-def test_a_cache_indexes_nothing_unless_asked_to(without_index):
-    assert_same(batches(without_index, cache="encoded"), batches(without_index))
 
 
 def test_add_index_gives_the_bytes_of_prepare(indexed, plain):

@@ -297,7 +297,7 @@ def test_no_model_in_a_file(tmp_path):
 
 @pytest.mark.parametrize(("name", "shape", "options"), some_long(("resnet18", "resnet20")))
 def test_strided_1x1_convolutions_have_16_input_channels(name, shape, options):
-    """With fewer, oneDNN corrupts the heap: tools/onednn_strided_conv.py."""
+    """With fewer, oneDNN corrupts the heap: its issue 6035."""
     convolutions = [
         layer
         for layer in small(name, shape, options).submodules

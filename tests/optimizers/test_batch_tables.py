@@ -1,8 +1,6 @@
 """Values by the batch: the recipes' own, those between them, and their way into a Config."""
 
-import dataclasses
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -13,11 +11,9 @@ from imagenet_fast.config import Config
 from imagenet_fast.optimizers.batch_tables import (
     BATCH_TABLES,
     BatchValues,
-    describe,
+    options_for_batch,
     values_for_batch,
 )
-
-FLAGS = pathlib.Path(__file__).parents[2] / "imagenet_fast" / "flags"
 
 
 @pytest.mark.parametrize(
@@ -95,70 +91,27 @@ def test_interpolation_is_continuous(table):
 def test_batches_outside_are_refused(table, batch, message):
     for ask in (
         lambda: values_for_batch(table, batch),
-        lambda: describe(table, batch),
-        lambda: Config(batch_size=batch, batch_table=table),
+        lambda: options_for_batch(table, batch),
     ):
         with pytest.raises(UserError) as caught:
             ask()
         assert message in str(caught.value)
 
 
-def test_description_says_where_values_come_from():
-    assert describe("mlperf", 65536) == (
-        "learning rate 24.699, warmup 31 epochs, momentum 0.951807, weight decay 0.0001: "
-        "from mlperf"
-    )
-    assert describe("google_tpu_pod", 23170) == (
-        "learning rate 28.28, warmup 9.5 epochs, momentum 0.9, weight decay 0.0001: interpolated "
-        "from google_tpu_pod's at 16384 and 32768"
-    )
-
-
-def test_config_takes_the_values():
-    config = Config(batch_size=65536, batch_table="mlperf", optimizer="lars")
+def test_options_of_a_batch():
+    config = Config(optimizer="lars", **options_for_batch("mlperf", 65536))
+    assert config.batch_size == 65536
     assert config.learning_rate == config.scaled_learning_rate == 24.699
     assert (config.warmup, config.warmup_first_rate) == (Duration(31, "epochs"), 0.0)
     assert (config.momentum, config.weight_decay) == (0.951807, 1e-4)
-    names = (
-        *("learning_rate", "rate_scaling", "warmup", "warmup_start", "momentum", "weight_decay"),
-        *("batch_size", "batch_table", "optimizer"),
-    )
-    # 1e-4 is the default of weight_decay.
-    assert set(config.differences(Config())) == set(names) - {"weight_decay"}
-
-
-def test_a_config_can_be_made_from_anothers_values():
-    config = Config(batch_size=4096, batch_table="mlperf", optimizer="lars")
-    assert dataclasses.replace(config, seed=3) == config.replace(seed=3)
-    assert Config(**json.loads(config.to_json())) == config
-
-
-def test_a_table_replaces_a_recipes_values_but_not_those_given_with_it():
-    recipe = FLAGS / "mlperf_32k.flags"
-    config = Config.from_flagfile(recipe, batch_size=4096, batch_table="mlperf")
-    assert (config.learning_rate, config.weight_decay) == (10.0, 2e-4)
-    with pytest.raises(UserError, match="learning_rate=1 has no effect, because batch_table is ml"):
-        config.replace(learning_rate=1.0)
-
-
-def test_another_batch_takes_its_own_values():
-    config = Config(batch_size=32768, batch_table="google_tpu_pod")
-    assert config.replace(batch_size=16384).learning_rate == 25.0
-    assert config.replace(batch_size=23170).learning_rate == pytest.approx(28.28)
-    assert Config.from_json(config.to_json()) == config
 
 
 def test_no_such_table():
     with pytest.raises(UserError, match="batch_table='google' does not exist"):
-        Config(batch_size=32768, batch_table="google")
+        values_for_batch("google", 32768)
 
 
-def test_a_run_made_with_another_table_keeps_its_values():
-    """A table may change between versions: that of mlperf had half the weight decay at 32768."""
-    config = Config(batch_size=32768, batch_table="mlperf", optimizer="lars")
-    values = json.loads(config.to_json())
-    assert Config.from_json(json.dumps(values)) == config
-    values["weight_decay"] = 1e-4
-    old = Config.from_json(json.dumps(values))
-    assert (old.weight_decay, old.learning_rate) == (1e-4, config.learning_rate)
-    assert set(config.differences(old)) == {"batch_table", "weight_decay"}
+def test_a_run_of_before_keeps_the_values_of_its_table():
+    config = Config(optimizer="lars", **options_for_batch("mlperf", 32768))
+    values = {**json.loads(config.to_json()), "batch_table": "mlperf", "weight_decay": 1e-4}
+    assert Config.from_json(json.dumps(values)) == config.replace(weight_decay=1e-4)

@@ -355,14 +355,6 @@ def test_lars_with_small_batches_warns(batch, warned):
     assert any("lars is meant for batches of 2000" in str(w.message) for w in caught) == warned
 
 
-@pytest.mark.parametrize(("optimizer", "warned"), [("sgd", True), ("lars", False)])
-def test_batch_table_without_lars_warns(optimizer, warned):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        build_model(RUN.replace(batch_size=4096, batch_table="mlperf", optimizer=optimizer))
-    assert any("batch_table=mlperf are for lars, not" in str(w.message) for w in caught) == warned
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "weights", "excluded_share"),

@@ -13,7 +13,6 @@ import tensorflow as tf
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.steps import steps_per_epoch
-from imagenet_fast.optimizers.batch_tables import describe
 from imagenet_fast.optimizers.schedules import Schedule
 from imagenet_fast.training.build.schedule import (
     build_schedule,
@@ -54,7 +53,7 @@ class SchedulePlan:
         config = self.config
         epochs = self.total_steps / self.steps_per_epoch
         start = f"{self._learning_rate(0):g}"
-        warmup = f"{config.warmup_kind}, {round(self.warmup_steps, 2):,} steps from {start}"
+        warmup = f"gradual, {round(self.warmup_steps, 2):,} steps from {start}"
         lines = [
             f"images     {self.examples:,}",
             f"batch      {config.batch_size:,} images",
@@ -63,8 +62,6 @@ class SchedulePlan:
             f"warmup     {warmup if self.warmup_steps else 'none'}",
             f"schedule   {config.schedule}",
         ]
-        if config.batch_table:
-            lines.append(f"values     {describe(config.batch_table, config.batch_size)}")
         lines += ["", f"{'step':>10} {'epoch':>10} {'learning rate':>13}"]
         for step, label in self.milestones.items():
             epoch, rate = step / self.steps_per_epoch, self._learning_rate(step)

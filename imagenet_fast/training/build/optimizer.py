@@ -124,8 +124,6 @@ def _unscaled_optimizer(
 
 def _required(options: UpdateOptions) -> list[str]:
     """Returns the options that the optimizer must support, because the user gave them."""
-    if options.batch_table:  # which gave them itself
-        return []
     default = UpdateOptions()
     return [
         name
@@ -136,12 +134,6 @@ def _required(options: UpdateOptions) -> list[str]:
 
 def _warn_of_mismatches(options: UpdateOptions) -> None:
     """Warns of options that are not meant for the optimizer."""
-    if options.batch_table and options.optimizer != "lars":
-        warnings.warn(
-            f"the learning rates of batch_table={options.batch_table} are for lars, not for "
-            f"{options.optimizer}",
-            stacklevel=2,
-        )
     if options.optimizer == "lars" and options.batch_size < _LEAST_LARS_BATCH:
         warnings.warn(
             f"lars is meant for batches of {_LEAST_LARS_BATCH} images and more, not for "

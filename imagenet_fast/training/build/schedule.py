@@ -8,7 +8,6 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.optimizers import (
-    ConstantWarmup,
     CosineDecay,
     GradualWarmup,
     PiecewiseLinear,
@@ -46,8 +45,7 @@ def build_schedule(options: ScheduleOptions, steps_per_epoch: int) -> Schedule:
     first = options.warmup_first_rate
     if not warmup or first is None:
         return schedule
-    kind = {"gradual": GradualWarmup, "constant": ConstantWarmup}[options.warmup_kind]
-    return kind(schedule, first, warmup)
+    return GradualWarmup(schedule, first, warmup)
 
 
 def total_steps(options: ScheduleOptions, steps_per_epoch: int) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 
 from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.base.files import write_file
+from imagenet_fast.base.former_names import without_removed
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.outside import MAX_JSON, read_bounded, read_json
@@ -49,7 +50,7 @@ _NETWORK_OPTIONS = {
     *("loss", "ema_decay"),
 } - {
     *_SHARED_OPTIONS,
-    *("initial_weights", "freeze_through", "identity_init", "zero_gamma"),
+    *("initial_weights", "freeze_through", "zero_gamma"),
     *("conv_init", "gamma_init"),
     *("whitening_images", "proxy_model", "proxy_width"),
     *("batch_norm_momentum", "batch_norm_batch_size", "dropout"),
@@ -183,6 +184,12 @@ def check_model_dir(config: Config, labels: Sequence[str]) -> None:
             )
         return
     earlier = stored_config(config.model_dir)
+    _, missed = without_removed(read_json(directory / CONFIG_FILE, dict[str, Any]))
+    if missed:
+        raise UserError(
+            f"the run in {directory} can be used but not resumed: {missed[0]}; choose another "
+            "--model_dir"
+        )
     names = [
         name
         for name in config.differences(earlier, free=False)

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 
 import tf_keras as keras
 
-from imagenet_fast.data.order import part_of
-from imagenet_fast.distribute.workers import worker_place
 from imagenet_fast.training.logs.keras_callbacks import KerasCallbacks
 from imagenet_fast.training.logs.logger import Logger
 from imagenet_fast.training.logs.metrics_file import JsonLines
 from imagenet_fast.training.logs.mlperf import MLPerfLog
 from imagenet_fast.training.logs.profiler import Profiler
 from imagenet_fast.training.logs.progress_bar import ProgressBar
-from imagenet_fast.training.logs.stall_watch import StallWatch
 from imagenet_fast.training.logs.tensorboard import TensorBoard, tensorboard_folder
 from imagenet_fast.training.logs.trackers import RowLogger
 from imagenet_fast.training.run import Run
@@ -44,8 +41,6 @@ def make_loggers(
     """
     config, trains = run.config, step < last_step
     loggers: list[Logger] = [callbacks]
-    if trains:
-        loggers.append(StallWatch(_shard_paths(run)))
     if not run.chief:
         return loggers
     if trains:
@@ -76,11 +71,3 @@ def make_loggers(
             )
         )
     return loggers
-
-
-def _shard_paths(run: Run) -> list[str]:
-    """Returns the files that this process reads."""
-    pipelines, pipeline = worker_place(run.strategy)
-    splits = [split for split in run.info.splits.values() if split.paths]  # none if synthetic
-    parts = (part_of(split, run.config, pipelines, pipeline) for split in splits)
-    return [path for part in parts for path in part.paths]

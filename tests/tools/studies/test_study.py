@@ -4,13 +4,15 @@ import importlib
 import json
 import pathlib
 import sys
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 
 from imagenet_fast import Config, UserError
-from imagenet_fast.optimizers import LARS
+from imagenet_fast.optimizers import LARS, SGD, GradualWarmup, StepDecay
 
 ROOT = pathlib.Path(__file__).parents[3]
 STUDIES = ROOT / "tools" / "studies"
@@ -278,3 +280,16 @@ def test_another_log_leaves_the_page_of_the_docs_alone(tmp_path, run_python):
     assert kept.read_text() == text
     written = (tmp_path / report.PAGE).read_text()
     assert written == report.filled_page(text, log.read(other)) != text
+
+
+def test_constant_warmup_of_the_large_batch_study():
+    """The schedule of the run, with its first learning rate until the warmup ends."""
+    schedule = GradualWarmup(StepDecay(0.8, [6], 0.5), start=0.1, steps=3)
+    model = types.SimpleNamespace(optimizer=SGD(learning_rate=schedule, momentum=0.8))
+    model.compile = lambda optimizer: setattr(model, "optimizer", optimizer)
+    training._constant_warmup(model)
+    options = model.optimizer.get_config()
+    constant = keras.optimizers.schedules.deserialize(options["learning_rate"])
+    rates = [float(constant(step)) for step in range(8)]
+    assert rates == pytest.approx([0.1, 0.1, 0.1, 0.8, 0.8, 0.8, 0.4, 0.4])
+    assert options["momentum"] == 0.8

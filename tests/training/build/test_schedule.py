@@ -8,7 +8,8 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.steps import steps_per_epoch
-from imagenet_fast.optimizers import SGD
+from imagenet_fast.optimizers import SGD, ConstantWarmup
+from imagenet_fast.optimizers.batch_tables import options_for_batch
 from imagenet_fast.optimizers.options import ScheduleOptions
 from imagenet_fast.training.build.schedule import (
     build_schedule,
@@ -128,7 +129,8 @@ def test_no_warmup(changes):
 
 def test_constant_warmup():
     """Table 1: the rate of one server for 5 epochs, then 32 times as much."""
-    schedule = build_schedule(Config(batch_size=8192, warmup_kind="constant"), STEPS)
+    schedule = build_schedule(Config(batch_size=8192), STEPS)
+    schedule = ConstantWarmup(schedule.schedule, schedule.start, schedule.steps)
     for step, expected in ((0, 0.1), (779, 0.1), (780, 3.2), (4679, 3.2), (4680, 0.32)):
         assert rate(schedule, step) == pytest.approx(expected, rel=2e-7)
 
@@ -158,12 +160,12 @@ def test_optimizer_uses_the_learning_rate_of_its_step():
 
 # --- MLPerf and Google: LARS
 
-MLPERF = {"schedule": "polynomial", "end_learning_rate": 1e-4, "batch_table": "mlperf"}
+MLPERF = {"schedule": "polynomial", "end_learning_rate": 1e-4}
 
 
 def test_mlperf_4096():
     """Their steps of an epoch, rounded up, are 313."""
-    config = Config(batch_size=4096, duration="42 epochs", **MLPERF)
+    config = Config(duration="42 epochs", **MLPERF, **options_for_batch("mlperf", 4096))
     assert (total_steps(config, 313), warmup_steps(config, 313)) == (13_146, 1565)
     schedule = build_schedule(config, 313)
     assert schedule.schedule.steps == 11_582
@@ -180,7 +182,7 @@ def test_mlperf_4096():
 
 
 def test_mlperf_32768():
-    config = Config(batch_size=32768, duration="72 epochs", **MLPERF)
+    config = Config(duration="72 epochs", **MLPERF, **options_for_batch("mlperf", 32768))
     assert (total_steps(config, 40), warmup_steps(config, 40)) == (2880, 1000)
     schedule = build_schedule(config, 40)
     assert schedule.schedule.steps == 1881

@@ -6,7 +6,7 @@ import functools
 import pathlib
 from typing import Any
 
-from study.settings import Experiment, Setting
+from study.settings import PLAIN, Experiment, Setting
 
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.config import Config
@@ -19,7 +19,7 @@ _LARS_TUNED = {1024: (28.0, 0.86), 2048: (17.0, 0.75), 4096: (10.4, 0.65), 8192:
 _SGD_TUNED = dict.fromkeys((2048, 4096, 8192), (2.1, 2.33))
 
 # Kinds of settings; training.py has a function for each.
-HALF_PRECISION_LARS, POOL5 = "half_precision_lars", "pool5"
+CONSTANT_WARMUP, HALF_PRECISION_LARS, POOL5 = "constant_warmup", "half_precision_lars", "pool5"
 
 
 @functools.lru_cache(maxsize=1)
@@ -58,16 +58,16 @@ _NO_WARMUP = {"warmup": Duration(0, "epochs")}
 def scaling() -> Experiment:
     """(a) to (e): error against batch size. Goyal et al. Table 1 and Figure 3; You et al."""
     methods = (
-        ("gradual warmup", (32, 128, 512, 1024, 2048, 4096, 8192), _sgd, {}),
-        ("no warmup", (512, 1024, 2048, 4096, 8192), _sgd, _NO_WARMUP),
-        ("constant warmup", (1024, 4096), _sgd, {"warmup_kind": "constant"}),
-        ("square-root rate", (4096,), _sgd, {"rate_scaling": "sqrt"}),
-        ("fixed rate", (4096,), _sgd, {"rate_scaling": "none"}),
-        ("LARS", tuple(_LARS_TUNED), _lars, {}),
+        ("gradual warmup", (32, 128, 512, 1024, 2048, 4096, 8192), _sgd, {}, PLAIN),
+        ("no warmup", (512, 1024, 2048, 4096, 8192), _sgd, _NO_WARMUP, PLAIN),
+        ("constant warmup", (1024, 4096), _sgd, {}, CONSTANT_WARMUP),
+        ("square-root rate", (4096,), _sgd, {"rate_scaling": "sqrt"}, PLAIN),
+        ("fixed rate", (4096,), _sgd, {"rate_scaling": "none"}, PLAIN),
+        ("LARS", tuple(_LARS_TUNED), _lars, {}, PLAIN),
     )
     settings = [
-        Setting(method, make(batch, **changes))
-        for method, batches, make, changes in methods
+        Setting(method, make(batch, **changes), kind)
+        for method, batches, make, changes, kind in methods
         for batch in batches
     ]
     settings += [

@@ -12,8 +12,9 @@ from study.training import Prepared, Result
 
 from imagenet_fast.data.dataset import make_dataset
 from imagenet_fast.models import network_of
+from imagenet_fast.optimizers import ConstantWarmup
 from imagenet_fast.training.step.classifier import Classifier
-from large_batch.experiments import HALF_PRECISION_LARS, POOL5
+from large_batch.experiments import CONSTANT_WARMUP, HALF_PRECISION_LARS, POOL5
 from large_batch.half_precision import HalfPrecisionLARS
 
 _PROBED_IMAGES = 500
@@ -23,6 +24,16 @@ _PROBES = 30
 def run(setting: Setting, seed: int, data_dir: str) -> Result:
     """Trains and evaluates; see ``study.training.run``."""
     return training.run(setting, seed, data_dir, _KINDS)
+
+
+def _constant_warmup(model: Classifier) -> Prepared:
+    """Keeps the learning rate at its first value until the warmup ends: Goyal et al. 2017."""
+    options = model.optimizer.get_config()
+    gradual = keras.optimizers.schedules.deserialize(options["learning_rate"])
+    constant = ConstantWarmup(gradual.schedule, gradual.start, gradual.steps)
+    optimizer = type(model.optimizer).from_config({**options, "learning_rate": constant})
+    model.compile(optimizer=optimizer)
+    return [], dict
 
 
 def _half_precision_lars(model: Classifier) -> Prepared:
@@ -83,4 +94,8 @@ class _FeatureProbe(keras.callbacks.Callback):
         self.rows.append({"step": self._step, **{k: float(f"{v:.5g}") for k, v in row.items()}})
 
 
-_KINDS = {HALF_PRECISION_LARS: _half_precision_lars, POOL5: _pool5}
+_KINDS = {
+    CONSTANT_WARMUP: _constant_warmup,
+    HALF_PRECISION_LARS: _half_precision_lars,
+    POOL5: _pool5,
+}
