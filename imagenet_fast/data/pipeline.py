@@ -178,7 +178,7 @@ def _batches(
                 info, config, context, size, size * replicas, first_step, here
             )
         else:
-            size = _evaluation_batch_size(config, strategy, info.splits[split].examples)
+            size = evaluation_batch_size(config, strategy, info.splits[split].examples)
             dataset = _evaluation_batches(info, config, context, size, split, here)
             dataset = dataset.take(steps * replicas)
         sharding = tf.data.Options()
@@ -224,7 +224,7 @@ def make_images_on_device(options: InputOptions, split: str) -> ImagesOnDevice:
         batch_size = per_replica_batch_size(options, strategy)
     else:
         kind, options = ValidationImages, options.for_evaluation()
-        batch_size = _evaluation_batch_size(options, strategy, info.splits[split].examples)
+        batch_size = evaluation_batch_size(options, strategy, info.splits[split].examples)
     return kind(
         info,
         split,
@@ -280,14 +280,14 @@ def evaluation_steps(
 ) -> int:
     """Returns the number of steps in which all workers evaluate all their images of a split."""
     examples = info.splits[split].examples
-    size = _evaluation_batch_size(options, strategy, examples)
+    size = evaluation_batch_size(options, strategy, examples)
     return -(-_most_images(strategy, examples) // size)
 
 
-def _evaluation_batch_size(
+def evaluation_batch_size(
     options: DataOptions, strategy: tf.distribute.Strategy, examples: int
 ) -> int:
-    """Returns the images of a replica's batch: no more than there are."""
+    """Returns the number of images in a replica's evaluation batch: no more than there are."""
     size = options.eval_batch_size or options.batch_size // options.accumulation_steps
     size = -(-size // strategy.num_replicas_in_sync)
     return min(size, _most_images(strategy, examples))

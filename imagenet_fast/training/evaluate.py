@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,9 +24,10 @@ from imagenet_fast.training.model_dir import (
     read_labels,
     read_preparation,
 )
+from imagenet_fast.training.program import Program
 from imagenet_fast.training.recorder import check_evaluated
 from imagenet_fast.training.report.class_metrics import class_metrics
-from imagenet_fast.training.report.error_analysis import analyze_errors
+from imagenet_fast.training.report.error_analysis import Predictions
 
 # The default batch has at most this many images per device.
 _IMAGES_PER_DEVICE = 256
@@ -47,7 +49,7 @@ def evaluate(
       config: gives the run and the data: that of training, or :func:`~imagenet_fast.read_config`'s.
       split: ``validation`` or ``test``.
       model: the network that was given to ``train``, if it was no function of a module.
-      per_class: whether to predict each image once more, for the metrics of each class.
+      per_class: whether to return the metrics of each class.
       checkpoint: ``last``, or ``best``: that of the evaluation with the highest top-1 accuracy, of
         a run with ``keep_best``.
 
@@ -93,17 +95,22 @@ def evaluate(
             _say_which_are_missing(config, info, labels)
             classifier.class_numbers = class_numbers
         restore_weights(classifier, config.model_dir, checkpoint)
-        metrics = classifier.evaluate(
-            distributed_dataset(unlisted, split),
-            steps=evaluation_steps(info, config, strategy, split),
-            verbose=0,
-            return_dict=True,
-        )
+        predictions = None
+        if per_class:
+            loss = classifier.image_loss
+            predictions = Predictions(strategy, unlisted, info, loss, split)
+        step = functools.partial(classifier.test_step, predictions=predictions)
+        batches = distributed_dataset(unlisted, split)
+        program = Program(classifier, step, unlisted, batches)
+        done, steps = 0, evaluation_steps(info, unlisted, strategy, split)
+        with classifier.evaluated_weights():
+            while done < steps:
+                done, _ = program.take(done, steps)
+        metrics = classifier.metric_sums.results()
         result: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
         result |= {name: round(result[name]) for name in ("examples", "skipped")}
-        if per_class and result["examples"]:
-            analysis = analyze_errors(classifier, unlisted, info, step=0, split=split)
-            classes = class_metrics(analysis.confusion, labels)
+        if predictions and result["examples"]:
+            classes = class_metrics(predictions.analysis(step=0).confusion, labels)
             result["classes"] = [row._asdict() for row in classes]
     check_evaluated(result, info.splits[split].examples)
     if not result["examples"]:

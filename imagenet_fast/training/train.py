@@ -55,7 +55,7 @@ from imagenet_fast.training.profiler import Profiler
 from imagenet_fast.training.program import Program
 from imagenet_fast.training.progress_bar import ProgressBar
 from imagenet_fast.training.recorder import Recorder
-from imagenet_fast.training.report.error_analysis import analyze_errors
+from imagenet_fast.training.report.error_analysis import Predictions
 from imagenet_fast.training.report.input_images import make_input_images
 from imagenet_fast.training.report.saved_images import (
     load_error_analysis,
@@ -159,6 +159,7 @@ class _Run:
         check_model_dir(config, info.labels)
         self.schedule_change = change_of_schedule(config, self.steps_per_epoch)
         self.data_has_changed = False  # since the checkpoint that is restored
+        self.predicted_step = -1  # that of the predictions
         self.log_every, self.eval_every, self.save_every = (
             max(1, self._steps(every))
             for every in (config.log_every, config.eval_every, config.checkpoint_every)
@@ -302,33 +303,48 @@ class _Run:
 
     def _evaluate(self, step: int) -> None:
         """Evaluates the model on all validation images, if there are any, and keeps the best."""
-        recorder, model = self.recorder, self.model
+        recorder = self.recorder
         if self.validation_examples:
             for logger in self.loggers:
                 logger.before_evaluation(step)
-            steps = evaluation_steps(self.info, self.config, self.strategy)
-            with model.evaluated_weights():
-                model.reset_metrics()
-                self._evaluation_program.restart()
-                done = 0
-                while done < steps:
-                    for logger in self.loggers:
-                        logger.before_evaluation_steps(done)
-                    done, _ = self._evaluation_program.take(done, steps)
-                    for logger in self.loggers:
-                        logger.after_evaluation_steps(done)
+            self._take_evaluation_steps(step, self.loggers)
             for logger in self.loggers:
                 logger.after_evaluation()
-            recorder.evaluated(model.metric_sums.results())
+            recorder.evaluated(self.model.metric_sums.results())
             if self.config.keep_best and recorder.evaluations.best["step"] == step:
                 with self.clock.paused():
                     self.checkpoints.save_best(step, self._state())
 
+    def _take_evaluation_steps(self, step: int, loggers: Sequence[Logger] = ()) -> None:
+        """Sums the metrics of all validation images and, with ``examine``, keeps predictions."""
+        model, program = self.model, self._evaluation_program
+        steps = evaluation_steps(self.info, self.config, self.strategy)
+        with model.evaluated_weights():
+            model.reset_metrics()
+            if self._predictions:
+                self._predictions.reset()
+            program.restart()
+            done = 0
+            while done < steps:
+                for logger in loggers:
+                    logger.before_evaluation_steps(done)
+                done, _ = program.take(done, steps)
+                for logger in loggers:
+                    logger.after_evaluation_steps(done)
+        self.predicted_step = step
+
     @functools.cached_property
     def _evaluation_program(self) -> Program:
-        on_device = self.config.data_on_device
-        batches = None if on_device else distributed_dataset(self.config, "validation")
-        return Program(self.model, self.model.test_step, self.config, batches)
+        config, model = self.config, self.model
+        batches = None if config.data_on_device else distributed_dataset(config, "validation")
+        step = functools.partial(model.test_step, predictions=self._predictions)
+        return Program(model, step, config, batches)
+
+    @functools.cached_property
+    def _predictions(self) -> Predictions | None:
+        if not self.config.examine or not self.validation_examples:
+            return None
+        return Predictions(self.strategy, self.config, self.info, self.model.image_loss)
 
     def _save(self, step: int) -> None:
         """Saves a checkpoint: after an evaluation of the same step, which it has then."""
@@ -482,19 +498,21 @@ class _Run:
             save_inputs(directory, inputs, self.info.labels, step, self.board)
 
     def _analyze_errors(self, step: int) -> None:
-        """Saves an error analysis, unless an earlier process has."""
-        config, directory = self.config, self.config.model_dir
-        if not config.examine or not self.validation_examples:
+        """Saves the last evaluation's error analysis, unless an earlier process has."""
+        if self._predictions is None:
             return
+        directory, labels = self.config.model_dir, self.info.labels
         missing = load_error_analysis(directory, self.info.num_classes) is None
         # Other machines may not see the chief's latest files: the chief decides.
         if text_of_chief(self.strategy, str(missing)) == str(True):
+            if self.predicted_step != step:  # an earlier process evaluated, and ended before this
+                if self.chief:
+                    images = f"{self.validation_examples} validation images"
+                    _log(f"analyzing errors: predicting {images} (--noexamine skips it)")
+                self._take_evaluation_steps(step)
+            analysis = self._predictions.analysis(step)
             if self.chief:
-                images = f"{self.validation_examples} validation images"
-                _log(f"analyzing errors: predicting {images} once more (--noexamine skips it)")
-            analysis = analyze_errors(self.model, config, self.info, step)
-            if self.chief:
-                save_error_analysis(directory, analysis, self.info.labels, self.board)
+                save_error_analysis(directory, analysis, labels, self.board)
 
     def _finish(self, step: int, trained: bool, stopped: str) -> dict[str, Any]:
         """Writes summary and report; a run that was already finished keeps its summary."""

@@ -29,6 +29,7 @@ from imagenet_fast.training.metric_sums import (
 from imagenet_fast.training.micro_batches import micro_batches
 from imagenet_fast.training.mix import Mixer
 from imagenet_fast.training.replicated_model import ReplicatedModel
+from imagenet_fast.training.report.error_analysis import Predictions
 from imagenet_fast.training.selection import Proxy, hardest
 from imagenet_fast.training.views import logits_over_views
 
@@ -146,10 +147,19 @@ class TrainingStep(ReplicatedModel):
         """Takes one step on this replica's part of the global batch."""
         return self._step(data)
 
-    def test_step(self, data: Any) -> Mapping[str, tf.Tensor]:
-        """Adds one batch to the metrics, over all replicas."""
+    def test_step(
+        self, data: Any, predictions: Predictions | None = None
+    ) -> Mapping[str, tf.Tensor]:
+        """Adds one batch to the metrics, over all replicas.
+
+        Args:
+          data: as in :meth:`batch`.
+          predictions: get this replica's predictions; None: they are not kept.
+        """
         images, labels, weights = self.batch(data, "validation")
         logits = self.logits(images, weights)
+        if predictions is not None:
+            predictions.add(images, labels, weights, logits)
         losses = self._image_losses(logits, labels)
         sums = batch_sums(logits, losses, labels, weights)
         context = tf.distribute.get_replica_context()

@@ -9,12 +9,11 @@ import pathlib
 import sys
 
 import numpy as np
+from predict_all import analyze
 
 from imagenet_fast import Config, build_model
-from imagenet_fast.data.info import read_info
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.exchange import wait_for_all
-from imagenet_fast.training.report.error_analysis import analyze_errors
 
 
 def main():
@@ -23,7 +22,7 @@ def main():
     model = build_model(config)
     classifier = model.trainable_variables[-2]
     classifier.assign(classifier * 500)
-    found = analyze_errors(model, config, read_info(config), step=7)
+    found = analyze(model, config, step=7)
     cluster = Cluster.from_environment()
     path = pathlib.Path(job["out"], f"worker{cluster.index if cluster else 0}.npz")
     np.savez(path, **vars(found))
