@@ -51,11 +51,20 @@ class Build:
       cuda: the CUDA version, such as ``12.5.1``; empty: built without CUDA.
       cudnn: the cuDNN version, such as ``9``.
       capabilities: supported compute capabilities, (major, minor), in ascending order.
+      machine_code: those of them with machine code; the others have PTX.
     """
 
     cuda: str = ""
     cudnn: str = ""
     capabilities: tuple[tuple[int, int], ...] = ()
+    machine_code: tuple[tuple[int, int], ...] = ()
+
+    def has_machine_code(self, capability: tuple[int, ...]) -> bool:
+        """Whether there is some for a GPU: that of its major capability, and no higher minor."""
+        return any(
+            major == capability[0] and (major, minor) <= capability
+            for major, minor in self.machine_code
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,11 +126,17 @@ def built_for() -> Build:
     info = tf.sysconfig.get_build_info()
     if not info.get("is_cuda_build"):
         return Build()
-    matches = [re.search(r"(\d+)(\d)", name) for name in info.get("cuda_compute_capabilities", ())]
+    names = info.get("cuda_compute_capabilities", ())
+
+    def capabilities(kind: str) -> tuple[tuple[int, int], ...]:
+        matches = (re.fullmatch(rf"{kind}_(\d+)(\d)[a-z]?", name) for name in names)
+        return tuple(sorted((int(match[1]), int(match[2])) for match in matches if match))
+
     return Build(
         cuda=info.get("cuda_version", ""),
         cudnn=info.get("cudnn_version", ""),
-        capabilities=tuple(sorted((int(match[1]), int(match[2])) for match in matches if match)),
+        capabilities=capabilities("(?:sm|compute)"),
+        machine_code=capabilities("sm"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Exchange of texts, sums of arrays and barriers across worker processes.
+"""Exchange of texts and barriers across worker processes.
 
 Texts go through TensorFlow's coordination service, a key-value store in the first worker (the
 chief). All workers must make the same calls in the same order.
@@ -10,13 +10,12 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from imagenet_fast.distribute.workers import worker_place, workers_of
+from imagenet_fast.distribute.workers import workers_of
 
 # Numbers the exchanges of a process, because the service accepts each key once.
 _EXCHANGES = itertools.count()
@@ -88,45 +87,6 @@ def text_of_chief(strategy: tf.distribute.Strategy, text: str) -> str:
 def wait_for_all(strategy: tf.distribute.Strategy) -> None:
     """Returns when all workers have called it (a barrier); errors as in :func:`texts_of_all`."""
     texts_of_all(strategy, "")
-
-
-def sum_over_workers(strategy: tf.distribute.Strategy, *values: np.ndarray) -> Sequence[np.ndarray]:
-    """Returns the sum over workers of each float32 array, whose shape all workers share.
-
-    Eager, and yet safe under NCCL, which matches collectives by launch order: steps have ended when
-    it is called outside of replicas, and its one all-reduce per GPU has ended when it returns.
-    ``CollectiveAllReduce._all_reduce_per_replica_values`` of TensorFlow's ``cross_device_ops.py``
-    waits, under a lock, for a thread per device, and in these an operation ends with its kernel.
-    """
-    if workers_of(strategy) is None:
-        return values
-    flat = np.concatenate([value.ravel() for value in values])
-    # A worker's first replica contributes the values, its others zeros.
-    parts = iter([flat])
-
-    def part(_: tf.distribute.ValueContext) -> tf.Tensor:
-        return tf.constant(next(parts, np.zeros_like(flat)))
-
-    per_replica = strategy.experimental_distribute_values_from_function(part)
-    # Eagerly: a tf.function would be retraced for each new shape.
-    sums = strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica, axis=None).numpy()
-    ends = np.cumsum([value.size for value in values])
-    return [split.reshape(value.shape) for split, value in zip(np.split(sums, ends[:-1]), values)]
-
-
-def rows_of_all_workers(strategy: tf.distribute.Strategy, rows: np.ndarray) -> np.ndarray:
-    """Returns all workers' integer arrays concatenated along axis 0, in worker order.
-
-    For integers up to 2**24, because it adds in float32.
-    """
-    workers, worker = worker_place(strategy)
-    counts = np.zeros([workers], np.float32)
-    counts[worker] = len(rows)
-    counts = sum_over_workers(strategy, counts)[0].astype(np.int64)
-    first = counts[:worker].sum()
-    everything = np.zeros([counts.sum(), *rows.shape[1:]], np.float32)
-    everything[first : first + len(rows)] = rows
-    return sum_over_workers(strategy, everything)[0].astype(np.int64)
 
 
 def _tasks(strategy: tf.distribute.Strategy) -> tuple[list[str], int]:

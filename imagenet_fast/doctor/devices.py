@@ -46,29 +46,7 @@ def check_devices(options: ClusterOptions) -> list[Finding]:
     else:
         problem = cuda.find_problem()
         findings.append(wrong("GPUs", f"{found}: {problem.reason}", problem.advice, **numbers))
-    return findings + [_without_code(device) for device in seen if _is_newer(device)]
-
-
-def _is_newer(device: tf.config.PhysicalDevice) -> bool:
-    """Returns whether TensorFlow has no machine code for a GPU, only PTX to compile for it."""
-    capability = _capability(device)
-    built = cuda.built_for().capabilities
-    return bool(capability and built) and capability[0] > built[-1][0]
-
-
-def _without_code(device: tf.config.PhysicalDevice) -> Finding:
-    capability = ".".join(map(str, _capability(device)))
-    return slow(
-        f"GPU:{device.name.rpartition(':')[2]}",
-        f"TensorFlow {tf.__version__} has no machine code for compute capability {capability}, and "
-        "compiles its kernels when they are first used, for up to half an hour",
-        "use a TensorFlow that is built for it, such as NVIDIA's containers",
-    )
-
-
-def _capability(device: tf.config.PhysicalDevice) -> tuple[int, ...]:
-    details = tf.config.experimental.get_device_details(device)
-    return details.get("compute_capability") or ()
+    return findings
 
 
 def _counted(names: Sequence[str]) -> str:

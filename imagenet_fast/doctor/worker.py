@@ -28,6 +28,7 @@ CHECKS = {
     "CUDA": "imagenet_fast.doctor.versions:check_cuda",
     "devices": "imagenet_fast.doctor.devices:check_devices",
     "all-reduce": "imagenet_fast.doctor.all_reduce:check_devices",
+    "kernels": "imagenet_fast.doctor.kernels:check_kernels",
     "convolutions": "imagenet_fast.doctor.convolution:check_convolutions",
     "resize": "imagenet_fast.doctor.native:check_resize",
     "temporary files": "imagenet_fast.doctor.files:check_temporary_files",

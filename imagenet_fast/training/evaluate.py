@@ -1,9 +1,12 @@
-"""Evaluation of a trained model."""
+"""Evaluation of a model, in a run and after it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import warn_once
@@ -24,13 +27,83 @@ from imagenet_fast.training.checkpoints.model_dir import (
 )
 from imagenet_fast.training.checkpoints.sizes import no_larger_than
 from imagenet_fast.training.failures import errors_explained
+from imagenet_fast.training.logs.logger import Logger
 from imagenet_fast.training.logs.recorder import check_evaluated
+from imagenet_fast.training.program import Program
 from imagenet_fast.training.report.class_metrics import class_metrics
-from imagenet_fast.training.report.error_analysis import analyze_errors
+from imagenet_fast.training.report.error_analysis import ErrorAnalysis, Predictions
 from imagenet_fast.training.run import Run, with_model
+from imagenet_fast.training.step.classifier import Classifier
 
 # The default batch has at most this many images per device.
 _IMAGES_PER_DEVICE = 256
+
+
+class Evaluation:
+    """Evaluates a model on all images of a split, as often as wanted, by one program.
+
+    Args:
+      run: gives data and devices.
+      model: to be evaluated, with the averages of its weights if it has them.
+      split: ``validation`` or ``test``.
+      keeps_predictions: whether there is an error analysis.
+
+    Attributes:
+      step: weight updates of the model in the last evaluation; -1: there was none.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        model: Classifier,
+        split: str = "validation",
+        *,
+        keeps_predictions: bool = False,
+    ) -> None:
+        config, self._model, self.step = run.config, model, -1
+        self._predictions = (
+            Predictions(run.strategy, config, run.info, model.image_loss, split)
+            if keeps_predictions
+            else None
+        )
+        batches = None if config.data_on_device else distributed_dataset(config, split)
+        test_step = functools.partial(model.test_step, predictions=self._predictions)
+        self._program = Program(model, test_step, config, batches)
+        self._steps = evaluation_steps(run.info, config, run.strategy, split)
+
+    def take(self, step: int = 0, loggers: Sequence[Logger] = ()) -> Mapping[str, tf.Tensor]:
+        """Evaluates the model.
+
+        Args:
+          step: weight updates of the model.
+          loggers: are told what happens.
+
+        Returns:
+          The metrics, over all images.
+        """
+        for logger in loggers:
+            logger.before_evaluation(step)
+        with self._model.evaluated_weights():
+            self._model.reset_metrics()
+            if self._predictions:
+                self._predictions.reset()
+            self._program.restart()
+            done = 0
+            while done < self._steps:
+                for logger in loggers:
+                    logger.before_evaluation_steps(done)
+                done, _ = self._program.take(done, self._steps)
+                for logger in loggers:
+                    logger.after_evaluation_steps(done)
+        for logger in loggers:
+            logger.after_evaluation()
+        self.step = step
+        return self._model.metric_sums.results()
+
+    def analysis(self) -> ErrorAnalysis:
+        """Returns the last evaluation's error analysis; all workers must call it."""
+        assert self._predictions is not None
+        return self._predictions.analysis(self.step)
 
 
 def evaluate(
@@ -49,7 +122,7 @@ def evaluate(
       config: gives the run and the data: that of training, or :func:`~imagenet_fast.read_config`'s.
       split: ``validation`` or ``test``.
       model: the network that was given to ``train``, if it was no function of a module.
-      per_class: whether to predict each image once more, for the metrics of each class.
+      per_class: whether to return the metrics of each class.
       checkpoint: ``last``, or ``best``: that of the evaluation with the highest top-1 accuracy, of
         a run with ``keep_best``.
 
@@ -90,23 +163,19 @@ def evaluate(
             # Devices hold training and validation images only.
             unlisted = unlisted.replace(data_on_device=False)
         path = checkpoint_of(config.model_dir, checkpoint)
+        run = Run(unlisted, info, strategy)
         with no_larger_than(path, strategy.num_replicas_in_sync):
-            classifier = build_for_evaluation(Run(unlisted, info, strategy), model, labels=labels)
+            classifier = build_for_evaluation(run, model, labels=labels)
         if class_numbers != tuple(range(len(labels))):
             _say_which_are_missing(config, info, labels)
             classifier.class_numbers = class_numbers
         restore_weights(classifier, config.model_dir, checkpoint)
-        metrics = classifier.evaluate(
-            distributed_dataset(unlisted, split),
-            steps=evaluation_steps(info, config, strategy, split),
-            verbose=0,
-            return_dict=True,
-        )
+        evaluation = Evaluation(run, classifier, split, keeps_predictions=per_class)
+        metrics = evaluation.take()
         result: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
         result |= {name: round(result[name]) for name in ("examples", "skipped")}
         if per_class and result["examples"]:
-            analysis = analyze_errors(classifier, unlisted, info, step=0, split=split)
-            classes = class_metrics(analysis.confusion, labels)
+            classes = class_metrics(evaluation.analysis().confusion, labels)
             result["classes"] = [row._asdict() for row in classes]
     check_evaluated(result, info.splits[split].examples)
     if not result["examples"]:

@@ -6,9 +6,9 @@ from typing import Any
 
 from imagenet_fast.data import bad_images
 from imagenet_fast.distribute.exchange import text_of_chief, wait_for_all
+from imagenet_fast.training.evaluate import Evaluation
 from imagenet_fast.training.logs.clock import Clock
 from imagenet_fast.training.logs.tensorboard import TensorBoard
-from imagenet_fast.training.report.error_analysis import analyze_errors
 from imagenet_fast.training.report.saved_images import load_error_analysis, save_error_analysis
 from imagenet_fast.training.run import Run
 from imagenet_fast.training.start import say
@@ -20,6 +20,7 @@ def finish(
     run: Run,
     model: Classifier,
     clock: Clock,
+    evaluation: Evaluation | None,
     board: TensorBoard | None,
     *,
     step: int,
@@ -32,6 +33,7 @@ def finish(
       run: the run.
       model: the trained model.
       clock: of the run.
+      evaluation: keeps predictions, for the error analysis; None: there is none.
       board: TensorBoard's files; None: there are none.
       step: weight updates done.
       trained: whether this process has trained; a run that was finished keeps its summary.
@@ -46,7 +48,8 @@ def finish(
         summary = make_summary(run, model, clock, step=step, stopped=stopped)
     if run.chief:
         write_summary(directory, summary)
-    _analyze_errors(run, model, step, board)
+    if evaluation:
+        _analyze_errors(run, evaluation, step, board)
     if run.chief:
         # Imported here, because it imports matplotlib.
         from imagenet_fast.training.report.page import write_report
@@ -60,17 +63,17 @@ def finish(
     return summary
 
 
-def _analyze_errors(run: Run, model: Classifier, step: int, board: TensorBoard | None) -> None:
-    """Saves an error analysis, unless an earlier process has."""
-    config, directory, examples = run.config, run.config.model_dir, run.examples("validation")
-    if not config.examine or not examples:
-        return
+def _analyze_errors(run: Run, evaluation: Evaluation, step: int, board: TensorBoard | None) -> None:
+    """Saves the last evaluation's error analysis, unless an earlier process has."""
+    directory = run.config.model_dir
     missing = load_error_analysis(directory, run.info.num_classes) is None
     # Other machines may not see the chief's latest files: the chief decides.
     if text_of_chief(run.strategy, str(missing)) == str(True):
-        if run.chief:
-            images = f"{examples} validation images"
-            say(f"analyzing errors: predicting {images} once more (--noexamine skips it)")
-        analysis = analyze_errors(model, config, run.info, step)
+        if evaluation.step != step:  # an earlier process evaluated, and ended before this
+            if run.chief:
+                images = f"{run.examples('validation')} validation images"
+                say(f"analyzing errors: predicting {images} (--noexamine skips it)")
+            evaluation.take(step)
+        analysis = evaluation.analysis()
         if run.chief:
             save_error_analysis(directory, analysis, run.info.labels, board)

@@ -129,8 +129,8 @@ class RunOptions(SharedOptions):
     )
     examine: bool = option(
         True,
-        "show some training images as the model sees them and, after one more evaluation at the "
-        "end, a confusion matrix and the worst mistakes, in TensorBoard and report.html",
+        "show some training images as the model sees them and, from the last evaluation, a "
+        "confusion matrix and the worst mistakes, in TensorBoard and report.html",
         group="run",
         free=True,
     )

@@ -21,7 +21,7 @@ from imagenet_fast.training.checkpoints.model_dir import (
     alone_in,
     kept_step,
 )
-from imagenet_fast.training.evaluation import Evaluation
+from imagenet_fast.training.evaluate import Evaluation
 from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.finish import finish
 from imagenet_fast.training.logs.clock import Clock
@@ -163,8 +163,16 @@ class _Training:
         stopped = early if step < run.total_steps else ""
         if run.chief and trains and stopped:
             say(f"the run ends at step {step} of {run.total_steps}, {stopped}")
+        examines = config.examine and run.examples("validation") > 0
         return finish(
-            run, self.model, self.clock, self.board, step=step, trained=trains, stopped=stopped
+            run,
+            self.model,
+            self.clock,
+            self._evaluation if examines else None,
+            self.board,
+            step=step,
+            trained=trains,
+            stopped=stopped,
         )
 
     def _take_steps(self, last_step: int) -> None:
@@ -235,7 +243,8 @@ class _Training:
 
     @functools.cached_property
     def _evaluation(self) -> Evaluation:
-        return Evaluation(self.run, self.model)
+        """Of the validation images, which there must be."""
+        return Evaluation(self.run, self.model, keeps_predictions=self.config.examine)
 
     def _save(self, step: int) -> None:
         """Saves a checkpoint: after an evaluation of the same step, which it has then."""

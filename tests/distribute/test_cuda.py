@@ -240,3 +240,10 @@ def test_path_of_a_loaded_library():
     path = pathlib.Path(cuda._path_of("libc.so"))
     assert path.is_file() and path.name.startswith("libc.so")
     assert cuda._path_of("libcuda_of_no_machine.so") == ""
+
+
+def test_ptx_is_no_machine_code(monkeypatch):
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: CUDA_12)
+    build = cuda.built_for()
+    assert build.capabilities == ((6, 0), (8, 0), (9, 0))
+    assert build.machine_code == ((6, 0), (8, 0))

@@ -1,17 +1,14 @@
-"""Texts and sums across worker processes, and workers that stop or hang."""
+"""Texts across worker processes, and workers that stop or hang."""
 
 import json
 import pathlib
 import types
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from imagenet_fast.distribute import exchange
 from imagenet_fast.distribute.exchange import (
-    rows_of_all_workers,
-    sum_over_workers,
     text_of_chief,
     texts_of_all,
     wait_for_all,
@@ -22,32 +19,22 @@ JOB = pathlib.Path(__file__).with_name("exchange_job.py")
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory, run_python_session):
-    """Returns the results of the two workers that stay, and the output of all three."""
+    """Returns the results of the two workers that stay."""
     folder = tmp_path_factory.mktemp("exchange")
-    finished = run_python_session([JOB, folder / "worker"], workers=3)
-    found = [json.loads((folder / f"worker{i}.json").read_text()) for i in range(2)]
-    return found, finished.stdout + finished.stderr
+    run_python_session([JOB, folder / "worker"], workers=3)
+    return [json.loads((folder / f"worker{i}.json").read_text()) for i in range(2)]
 
 
 @pytest.mark.slow
 def test_texts(job):
-    for worker_found in job[0]:
+    for worker_found in job:
         assert worker_found["texts"] == [f"worker {worker} " + "ä " * 300 for worker in range(3)]
         assert worker_found["chief"] == "0"
 
 
 @pytest.mark.slow
-def test_sums_are_not_traced(job):
-    found, output = job
-    for worker in found:
-        assert worker["sums"] == [[[3.0] * n, [[3.0] * n]] for n in range(1, 7)]
-        assert worker["rows"] == [[2**24 - 1] * 2, [2**24 - 2] * 2, [2**24 - 2] * 2]
-    assert "retracing" not in output
-
-
-@pytest.mark.slow
 def test_all_workers_name_the_one_that_stopped(job):
-    for worker in job[0]:
+    for worker in job:
         assert worker["error"].endswith("(/job:worker/replica:0/task:2)")
 
 
@@ -146,6 +133,3 @@ def test_one_process():
     assert texts_of_all(alone, "text") == ["text"]
     assert text_of_chief(alone, "text") == "text"
     wait_for_all(alone)
-    rows = np.array([[1, 2]])
-    np.testing.assert_array_equal(rows_of_all_workers(alone, rows), rows)
-    assert sum_over_workers(alone, rows) == (rows,)

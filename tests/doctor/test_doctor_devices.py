@@ -15,19 +15,17 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Patches in GPUs: gpus(seen by TensorFlow, shown by the driver, compute capability)."""
+    """Patches in GPUs: gpus(seen by TensorFlow, shown by the driver)."""
 
-    def gpus(seen, shown, capability=(9, 0)):
+    def gpus(seen, shown):
         listed = [
             types.SimpleNamespace(name=f"/physical_device:GPU:{place}", device_type="GPU")
             for place in range(seen)
         ]
-        details = {"device_name": H100, "compute_capability": capability}
+        details = {"device_name": H100}
         monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: listed)
         monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda own: details)
         monkeypatch.setattr(devices, "installed_gpus", lambda: [H100] * shown)
-        build = cuda.Build("12.5.1", "9", ((6, 0), (9, 0)))
-        monkeypatch.setattr(cuda, "built_for", lambda: build)
 
     return gpus
 
@@ -97,10 +95,3 @@ def test_a_driver_that_does_not_answer(gpus, monkeypatch, seen, wanted, state, t
     findings = devices.check_devices(Config(gpus=wanted))
     (own,) = [own for own in findings if own.name == "GPUs"]
     assert (own.state, own.found) == (state, told)
-
-
-@pytest.mark.parametrize(("capability", "slow"), [((9, 0), False), ((12, 0), True)])
-def test_gpus_for_which_tensorflow_has_no_code(gpus, capability, slow):
-    """As TensorFlow warns in ``gpu_device.cc``: "... will be jit-compiled from PTX"."""
-    gpus(1, 1, capability)
-    assert [own.state for own in found("GPU:0")] == ["slow"] * slow

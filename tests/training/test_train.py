@@ -224,17 +224,19 @@ def test_profile_steps_beyond_the_run(config):
 # --- Going on
 
 
-@pytest.mark.long
-def test_a_run_killed_during_the_error_analysis_repeats_it(config, summary, tmp_path):
-    expected = load_error_analysis(config.model_dir, 10)
-    shutil.copytree(config.model_dir, tmp_path / "run")
-    (tmp_path / "run" / "examination.npz").unlink()
-    (tmp_path / "run" / "report.html").unlink()
-    train(config.replace(model_dir=str(tmp_path / "run")))
-    found = load_error_analysis(str(tmp_path / "run"), 10)
+def test_only_a_run_killed_before_its_error_analysis_predicts_again(config, tmp_path, capsys):
+    config = config.replace(model_dir=str(tmp_path), duration="2 steps", tensorboard=False)
+    train(config, model=small_network)
+    assert "analyzing errors" not in capsys.readouterr().err
+    expected = load_error_analysis(str(tmp_path), 10)
+    (tmp_path / "examination.npz").unlink()
+    (tmp_path / "report.html").unlink()
+    train(config, model=small_network)
+    assert "analyzing errors: predicting 359 validation images (" in capsys.readouterr().err
+    found = load_error_analysis(str(tmp_path), 10)
     for name, value in vars(expected).items():
         np.testing.assert_array_equal(getattr(found, name), value)
-    assert "Worst mistakes" in (tmp_path / "run" / "report.html").read_text()
+    assert "Worst mistakes" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.long

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from imagenet_fast.data.dataset import distributed_dataset
 from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.options import InputOptions
-from imagenet_fast.data.steps import evaluation_steps
-from imagenet_fast.distribute.exchange import rows_of_all_workers, sum_over_workers
-from imagenet_fast.distribute.workers import worker_place
-from imagenet_fast.training.logs.recorder import check_evaluated
-from imagenet_fast.training.step.classifier import Classifier
+from imagenet_fast.data.options import DataOptions
+from imagenet_fast.data.steps import evaluation_batch_size, evaluation_steps
+from imagenet_fast.distribute.one_call import assign_local, local_values, one_call
 from imagenet_fast.training.step.losses import class_probabilities, image_losses
 
 _MISTAKES = 24
@@ -49,100 +43,151 @@ class ErrorAnalysis:
     losses: np.ndarray
 
 
-def analyze_errors(
-    model: Classifier,
-    options: InputOptions,
-    info: DatasetInfo,
-    step: int,
-    split: str = "validation",
-) -> ErrorAnalysis:
-    """Predicts each image of a split once more, on all replicas; all workers must call it.
+class Predictions:
+    """A model's predictions in an evaluation, kept on the devices: all classes, and worst mistakes.
 
-    It repeats the evaluation with the same batches, devices and averaged weights, and so has the
-    same predictions. Each worker counts its images on the host; the counts are summed once, at the
-    end.
+    ``TrainingStep.test_step`` adds those of a replica's batch, so that the analysis needs no
+    further pass over the images. Make it outside of replicas, in all workers.
 
     Args:
-      model: the trained model.
-      options: give the data and how it is read.
+      strategy: of the replicas.
+      options: give the batch size and the image size of the evaluation.
       info: of the data, which has images of the split.
-      step: weight updates of the model.
+      loss: of an image, see ``image_losses``.
       split: ``validation`` or ``test``.
-
-    Returns:
-      The analysis, the same in all workers.
-
-    Raises:
-      RuntimeError: if images are missing or were counted twice.
     """
-    strategy = model.distribute_strategy
-    predicted = []  # (label, prediction) of each image
-    skipped = np.zeros([], np.float32)
-    worst = _WorstMistakes(options.evaluation_image_size)
-    with model.evaluated_weights():
-        for labels, answers, weights, *mistakes in _results(model, options, info, split):
-            counted = weights > 0
-            predicted.append(np.stack([labels[counted], answers[counted]], axis=1))
-            skipped += np.sum(~counted & (labels >= 0))
-            worst.add(*mistakes)
-    pairs = rows_of_all_workers(strategy, np.concatenate(predicted))
-    (skipped,) = sum_over_workers(strategy, skipped)
-    check_evaluated(
-        {"examples": len(pairs), "skipped": float(skipped)}, info.splits[split].examples
-    )
-    pairs, counts = np.unique(pairs, axis=0, return_counts=True)
-    images, facts = worst.of_all_workers(strategy)
-    labels, answers, label_probabilities, answer_probabilities, losses = facts.T
-    return ErrorAnalysis(
-        step=step,
-        confusion=np.column_stack([pairs, counts]),
-        images=images,
-        labels=labels.astype(np.int32),
-        answers=answers.astype(np.int32),
-        label_probabilities=label_probabilities,
-        answer_probabilities=answer_probabilities,
-        losses=losses,
-    )
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        options: DataOptions,
+        info: DatasetInfo,
+        loss: str = "cross_entropy",
+        split: str = "validation",
+    ) -> None:
+        self._strategy = strategy
+        self._loss = loss
+        images = evaluation_steps(info, options, strategy, split) * evaluation_batch_size(
+            options, strategy, info.splits[split].examples
+        )
+        size = options.evaluation_image_size
+
+        def empty() -> list[tf.Tensor]:
+            return [
+                tf.constant(0, tf.int64),
+                # Label, prediction, and 1 if the image counts.
+                tf.zeros([images, 3]),
+                # Variables of several workers cannot be uint8.
+                tf.zeros([_MISTAKES, size, size, 3]),
+                tf.fill([_MISTAKES, 5], -np.inf),
+            ]
+
+        with strategy.scope():
+            self._variables = [
+                tf.Variable(
+                    value,
+                    trainable=False,
+                    synchronization=tf.VariableSynchronization.ON_READ,
+                    aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+                    name=name,
+                )
+                for name, value in zip(("count", "rows", "images", "facts"), empty())
+            ]
+        self._reset = one_call(strategy, lambda: assign_local(self._variables, empty()))
+
+    def reset(self) -> None:
+        """Forgets all predictions; outside of replicas."""
+        self._reset()
+
+    def add(
+        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, logits: tf.Tensor
+    ) -> None:
+        """Adds those of a batch; to be called in a replica.
+
+        Args:
+          images: [batch, size, size, 3], 0 to 255.
+          labels: int32 [batch]; negative ones mark padding.
+          weights: float32 [batch]; 0 for images that do not count.
+          logits: float32 [batch, classes].
+        """
+        answers, *mistakes = _worst_of_batch(images, labels, weights, logits, self._loss)
+        columns = (labels, answers, weights > 0)
+        rows = tf.stack([tf.cast(column, tf.float32) for column in columns], axis=1)
+        count, _, *worst = local_values(self._variables)
+        more = tf.shape(rows, tf.int64)[0]
+        tf.raw_ops.ResourceScatterUpdate(
+            resource=self._variables[1].handle, indices=count + tf.range(more), updates=rows
+        )
+        images, facts = (tf.concat(parts, 0) for parts in zip(worst, mistakes))
+        _, places = tf.math.top_k(facts[:, -1], _MISTAKES)
+        count_variable, _, *worst_variables = self._variables
+        assign_local([count_variable], [count + more])
+        assign_local(worst_variables, [tf.gather(images, places), tf.gather(facts, places)])
+
+    def analysis(self, step: int) -> ErrorAnalysis:
+        """Returns the error analysis, the same in all workers, which must all call it.
+
+        Args:
+          step: weight updates of the model.
+        """
+
+        # In one function: outside, each replica of a TPU slice would be fetched from its host.
+        @tf.function(autograph=False)
+        def of_all_replicas() -> list[tf.Tensor]:
+            results = self._strategy.run(self._of_all_replicas)
+            return [self._strategy.experimental_local_results(part)[0] for part in results]
+
+        rows, images, facts = (part.numpy() for part in of_all_replicas())
+        pairs = rows[rows[:, 2] > 0, :2].astype(np.int64)
+        pairs, counts = np.unique(pairs, axis=0, return_counts=True)
+        mistakes = np.count_nonzero(facts[:, -1] > -np.inf)
+        labels, answers, label_probabilities, answer_probabilities, losses = facts[:mistakes].T
+        return ErrorAnalysis(
+            step=step,
+            confusion=np.column_stack([pairs, counts]),
+            images=images[:mistakes].astype(np.uint8),
+            labels=labels.astype(np.int32),
+            answers=answers.astype(np.int32),
+            label_probabilities=label_probabilities,
+            answer_probabilities=answer_probabilities,
+            losses=losses,
+        )
+
+    def _of_all_replicas(self) -> tuple[tf.Tensor, ...]:
+        """Returns the rows of all replicas, and their worst mistakes; in a replica."""
+        context = tf.distribute.get_replica_context()
+        replicas, replica = context.num_replicas_in_sync, context.replica_id_in_sync_group
+        _, rows, images, facts = local_values(self._variables)
+        # Each replica adds its part to zeros.
+        parts = [
+            tf.scatter_nd([[replica]], part[tf.newaxis], [replicas, *part.shape])
+            for part in (rows, facts)
+        ]
+        rows, facts = (
+            tf.reshape(part, [-1, part.shape[-1]])
+            for part in context.all_reduce(tf.distribute.ReduceOp.SUM, parts)
+        )
+        _, places = tf.math.top_k(facts[:, -1], _MISTAKES)
+        own = tf.reshape(tf.equal(places // _MISTAKES, replica), [-1, 1, 1, 1])
+        images = tf.where(own, tf.gather(images, places % _MISTAKES), 0.0)
+        images = context.all_reduce(tf.distribute.ReduceOp.SUM, images)
+        return rows, images, tf.gather(facts, places)
 
 
-def _results(
-    model: Classifier, options: InputOptions, info: DatasetInfo, split: str
-) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yields the results of :func:`_predict` for each step, of all of this worker's replicas."""
-    strategy = model.distribute_strategy
-
-    def replica_step(data: Any) -> tuple[tf.Tensor, ...]:
-        return _predict(model, *model.batch(data, split))
-
-    @tf.function(autograph=False)
-    def take_step(batches: Iterator) -> tuple[tf.Tensor, ...]:
-        results = strategy.run(replica_step, args=(next(batches),))
-        # In the function: outside, each replica of a TPU slice would be fetched from its host.
-        with tf.device("CPU:0"):
-            return tuple(
-                tf.concat(strategy.experimental_local_results(part), 0) for part in results
-            )
-
-    batches = iter(distributed_dataset(options, split))
-    for _ in range(evaluation_steps(info, options, strategy, split)):
-        yield tuple(part.numpy() for part in take_step(batches))
-
-
-def _predict(
-    model: Classifier, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
+def _worst_of_batch(
+    images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, logits: tf.Tensor, loss: str
 ) -> tuple[tf.Tensor, ...]:
-    """Predicts a replica's batch.
+    """Returns a batch's predictions and its worst mistakes.
 
     Returns:
-      labels, predictions and weights, [batch]; and of its worst mistakes the images, uint8
-      [mistakes, size, size, 3], and facts, float32 [mistakes, 5]: label, prediction, the
-      probabilities of both and the loss, -inf where there are fewer mistakes.
+      predictions, int32 [batch]; and of the worst mistakes, in descending order of their loss, the
+      images, float32 [mistakes, size, size, 3], and facts, float32 [mistakes, 5]: label,
+      prediction, the probabilities of both and the loss, -inf where there are fewer mistakes.
     """
-    logits = tf.cast(model.logits(images, weights), tf.float32)
     classes = tf.maximum(labels, 0)  # for padding
-    losses = image_losses(logits, labels, loss=model.image_loss)
+    losses = image_losses(logits, labels, loss=loss)
     losses = tf.where(tf.math.is_nan(losses), np.inf, losses)
-    probabilities = class_probabilities(logits, model.image_loss)
+    probabilities = class_probabilities(logits, loss)
     of_label = tf.gather(probabilities, classes, batch_dims=1)
     answers = tf.argmax(logits, axis=1, output_type=tf.int32)
     wrong = (weights > 0) & (answers != classes)
@@ -155,48 +200,4 @@ def _predict(
         tf.reduce_max(probabilities, axis=1),
     ]
     facts = tf.stack([*(tf.gather(fact, indices) for fact in facts), worst], axis=1)
-    return labels, answers, weights, tf.gather(images, indices), facts
-
-
-class _WorstMistakes:
-    """The worst mistakes so far.
-
-    Args:
-      size: height and width of the images.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._images = np.zeros([0, size, size, 3], np.uint8)
-        self._facts = np.zeros([0, 5], np.float32)
-
-    def add(self, images: np.ndarray, facts: np.ndarray) -> None:
-        """Adds those of a batch, as :func:`_predict` returns them."""
-        images = np.concatenate([self._images, images])
-        facts = np.concatenate([self._facts, facts])
-        order = _worst_first(facts[:, -1])
-        self._images, self._facts = images[order], facts[order]
-
-    def of_all_workers(self, strategy: tf.distribute.Strategy) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the images and facts of the worst mistakes of all workers, in all workers.
-
-        Workers exchange losses first, then only the images that are shown.
-        """
-        workers, this = worker_place(strategy)
-        losses = np.zeros([workers, _MISTAKES], np.float32)
-        losses[this] = -np.inf
-        losses[this, : len(self._facts)] = self._facts[:, -1]
-        (losses,) = sum_over_workers(strategy, losses)
-        chosen = _worst_first(losses.ravel())
-        images = np.zeros([len(chosen), *self._images.shape[1:]], np.float32)
-        facts = np.zeros([len(chosen), 5], np.float32)
-        for rank, (worker, index) in enumerate(zip(*np.unravel_index(chosen, losses.shape))):
-            if worker == this:
-                images[rank], facts[rank] = self._images[index], self._facts[index]
-        images, facts = sum_over_workers(strategy, images, facts)
-        return images.astype(np.uint8), facts
-
-
-def _worst_first(losses: np.ndarray) -> np.ndarray:
-    """Returns the indices of the highest losses, except -inf, which means no mistake."""
-    order = np.argsort(-losses, kind="stable")[:_MISTAKES]
-    return order[losses[order] > -np.inf]
+    return answers, tf.cast(tf.gather(images, indices), tf.float32), facts

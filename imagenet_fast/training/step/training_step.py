@@ -18,6 +18,7 @@ from imagenet_fast.optimizers.slots import make_slots
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.programs import sum_of
 from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
+from imagenet_fast.training.report.error_analysis import Predictions
 from imagenet_fast.training.step.losses import class_probabilities, image_losses
 from imagenet_fast.training.step.metric_sums import (
     NAMES,
@@ -146,10 +147,19 @@ class TrainingStep(ReplicatedModel):
         """Takes one step on this replica's part of the global batch."""
         return self._step(data)
 
-    def test_step(self, data: Any) -> Mapping[str, tf.Tensor]:
-        """Adds one batch to the metrics, over all replicas."""
+    def test_step(
+        self, data: Any, predictions: Predictions | None = None
+    ) -> Mapping[str, tf.Tensor]:
+        """Adds one batch to the metrics, over all replicas.
+
+        Args:
+          data: as in :meth:`batch`.
+          predictions: get this replica's predictions; None: they are not kept.
+        """
         images, labels, weights = self.batch(data, "validation")
         logits = self.logits(images, weights)
+        if predictions is not None:
+            predictions.add(images, labels, weights, logits)
         losses = self._image_losses(logits, labels)
         sums = batch_sums(logits, losses, labels, weights)
         context = tf.distribute.get_replica_context()

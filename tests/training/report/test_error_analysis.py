@@ -11,9 +11,9 @@ from confusion_entries import entries
 
 from imagenet_fast import Config, build_model
 from imagenet_fast.data.dataset import distributed_dataset
-from imagenet_fast.data.info import read_info
-from imagenet_fast.training.report import error_analysis
-from imagenet_fast.training.report.error_analysis import analyze_errors
+from imagenet_fast.training.evaluate import Evaluation
+from imagenet_fast.training.report.error_analysis import Predictions
+from imagenet_fast.training.run import make_run
 
 JOB = pathlib.Path(__file__).with_name("error_analysis_job.py")
 OPTIONS = {
@@ -42,7 +42,9 @@ def model(config):
 
 @pytest.fixture(scope="module")
 def found(config, model):
-    return analyze_errors(model, config, read_info(config), step=7)
+    evaluation = Evaluation(make_run(config), model, keeps_predictions=True)
+    evaluation.take(7)
+    return evaluation.analysis()
 
 
 def test_against_numpy(config, model, found):
@@ -88,7 +90,9 @@ def test_averaged_weights_are_used_and_the_model_is_unchanged(config, digits):
     for variable in model.trainable_variables:
         variable.assign(tf.zeros_like(variable))
     before = [value.copy() for value in model.get_weights()]
-    found = analyze_errors(model, config, read_info(config), step=0)
+    evaluation = Evaluation(make_run(config), model, keeps_predictions=True)
+    evaluation.take()
+    found = evaluation.analysis()
     # With its own weights it would give one answer to all.
     assert len(set(found.confusion[:, 1])) > 1
     for value, expected in zip(model.get_weights(), before):
@@ -98,58 +102,79 @@ def test_averaged_weights_are_used_and_the_model_is_unchanged(config, digits):
 # --- Single batches
 
 
-def look(logits, labels, weights=None):
-    """Returns answers and facts of images whose pixels are their numbers."""
-    images = np.arange(len(labels), dtype=np.uint8)[:, None, None, None] * np.ones((2, 2, 3), "u1")
-    weights = np.ones(len(labels), "f4") if weights is None else np.array(weights, "f4")
-    logits = tf.constant(logits, tf.float32)
-    labels = tf.constant(labels, tf.int32)
-    model = types.SimpleNamespace(logits=lambda images, weights: logits, image_loss="cross_entropy")
-    parts = error_analysis._predict(model, tf.constant(images), labels, tf.constant(weights))
-    _, answers, _, images, facts = (part.numpy() for part in parts)
-    return answers.tolist(), images[:, 0, 0, 0].tolist(), facts
+def analysis_of(*batches, size=2):
+    """Returns the analysis of batches of logits, labels and weights.
+
+    Pixels are the numbers of the images, from 0.
+    """
+    images = sum(len(labels) for _, labels, _ in batches)
+    split = types.SimpleNamespace(examples=images)
+    info = types.SimpleNamespace(splits={"validation": split})
+    options = Config(batch_size=images, image_size=size)
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    predictions = Predictions(strategy, options, info)
+
+    @tf.function(autograph=False)
+    def add(*batch):
+        strategy.run(predictions.add, batch)
+
+    first = 0
+    for logits, labels, weights in batches:
+        pixels = np.arange(first, first + len(labels), dtype=np.uint8)[:, None, None, None]
+        first += len(labels)
+        add(
+            tf.constant(pixels * np.ones((size, size, 3), np.uint8)),
+            tf.constant(labels, tf.int32),
+            tf.constant(weights, tf.float32),
+            tf.constant(logits, tf.float32),
+        )
+    return predictions.analysis(step=3)
 
 
 def test_padding_unreadable_and_right_images_are_no_mistakes():
     logits = [[0, 3], [0, 5], [9, 0], [0, 8], [0, 1]]
-    answers, places, facts = look(logits, [0, -1, 0, 0, 0], [1, 0, 1, 0, 1])
-    assert answers[0] == answers[4] == 1
-    assert places[:2] == [0, 4]
-    assert np.isfinite(facts[:2, -1]).all()
-    assert (facts[2:, -1] == -np.inf).all()
+    found = analysis_of((logits, [0, -1, 0, 0, 0], [1, 0, 1, 0, 1]))
+    assert found.confusion.tolist() == [[0, 0, 1], [0, 1, 2]]
+    assert found.images[:, 0, 0, 0].tolist() == [0, 4]
+    assert found.labels.tolist() == [0, 0]
+    assert found.answers.tolist() == [1, 1]
 
 
 def test_nan_losses_are_the_worst():
-    _, places, facts = look([[0, 4], [np.nan, np.nan], [0, 9]], [0, 1, 0])
-    assert places == [1, 2, 0]
-    assert facts[0, -1] == np.inf
+    found = analysis_of(([[0, 4], [np.nan, np.nan], [0, 9]], [0, 1, 0], [1, 1, 1]))
+    assert found.images[:, 0, 0, 0].tolist() == [1, 2, 0]
+    assert found.losses[0] == np.inf
+    assert found.label_probabilities[0] == 0
 
 
-def test_few_mistakes_of_many_batches():
-    worst = error_analysis._WorstMistakes(size=2)
-    for loss in (1.0, -np.inf, 3.0, 2.0):
-        image = np.full((1, 2, 2, 3), max(loss, 0), np.uint8)
-        worst.add(image, np.array([[0, 1, 0, 0, loss]], np.float32))
-    images, facts = worst.of_all_workers(tf.distribute.get_strategy())
-    assert facts[:, -1].tolist() == [3, 2, 1]
-    assert images[:, 0, 0, 0].tolist() == [3, 2, 1]
+def test_the_worst_of_many_batches():
+    """Of 30 mistakes in batches of 1 to 7 images the 24 with the highest loss, in their order."""
+    margins = np.random.default_rng(1).permutation(np.arange(1, 31))
+    batches = np.split(margins, np.cumsum([7, 1, 5, 5, 6]))
+    found = analysis_of(
+        *(
+            (np.stack([np.zeros(len(part)), part], 1), [0] * len(part), [1] * len(part))
+            for part in batches
+        )
+    )
+    assert found.confusion.tolist() == [[0, 1, 30]]
+    assert found.images[:, 0, 0, 0].tolist() == np.argsort(-margins)[:24].tolist()
 
 
-def results_of(labels, weights):
-    answers = np.zeros(len(labels), np.int32)
-    nothing = np.zeros((0, 16, 16, 3), np.uint8), np.zeros((0, 5), np.float32)
-    yield np.array(labels), answers, np.array(weights, np.float32), *nothing
+def test_no_mistake():
+    found = analysis_of(([[4, 0]], [0], [1]))
+    assert found.confusion.tolist() == [[0, 0, 1]]
+    assert len(found.images) == len(found.losses) == 0
 
 
-def test_each_image_is_counted_once(config, model, monkeypatch):
-    labels, weights = [3] * 358 + [0, -1], [1] * 358 + [0, 0]  # One unreadable, one padding.
-    monkeypatch.setattr(error_analysis, "_results", lambda *_: results_of(labels, weights))
-    found = analyze_errors(model, config, read_info(config), step=0)
-    assert found.confusion.tolist() == [[3, 0, 358]]
-    assert len(found.images) == 0
-    monkeypatch.setattr(error_analysis, "_results", lambda *_: results_of(labels[1:], weights[1:]))
-    with pytest.raises(RuntimeError, match="saw 358 images, but there are 359"):
-        analyze_errors(model, config, read_info(config), step=0)
+def test_an_evaluation_begins_without_predictions_of_the_last_one(config, model, found):
+    evaluation = Evaluation(make_run(config), model, keeps_predictions=True)
+    for step in (6, 7):
+        evaluation.take(step)
+        again = evaluation.analysis()
+        assert again.step == step
+        np.testing.assert_array_equal(again.confusion, found.confusion)
+        np.testing.assert_array_equal(again.images, found.images)
 
 
 # --- Several replicas

@@ -10,7 +10,7 @@ from small_config import SMALL
 from imagenet_fast import build_model, models
 from imagenet_fast.models import network_of
 from imagenet_fast.serving.module import serving_module
-from imagenet_fast.training.report.error_analysis import _predict
+from imagenet_fast.training.report.error_analysis import _worst_of_batch
 from imagenet_fast.training.step.classifier import Classifier
 from imagenet_fast.training.step.losses import class_probabilities, image_losses
 
@@ -135,14 +135,11 @@ def test_predictions_and_exports_are_sigmoids(model):
 
 
 def test_the_worst_mistakes_have_the_highest_losses():
-    class Known:
-        image_loss = BINARY
-        logits = staticmethod(tf.identity)
-
     # Sure of the wrong class; unsure of both; right.
     logits = np.array([[4, -4, -4], [-1, -1, 1], [-9, 9, -9]], "float32")
     labels = np.array([1, 0, 1], np.int32)
-    *_, facts = _predict(Known, logits, labels, np.ones(3, "float32"))
+    pixels = np.zeros((3, 1, 1, 3), np.uint8)
+    *_, facts = _worst_of_batch(pixels, labels, np.ones(3, "float32"), logits, BINARY)
     losses = reference(logits, targets(labels, 0, 3))
     probabilities = sigmoid(logits)
     for row, image in zip(facts.numpy(), (0, 1)):
