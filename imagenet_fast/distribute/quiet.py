@@ -16,12 +16,15 @@ from typing import BinaryIO
 _WATCH = "import os; os.read(0, 1) or os.write(2, os.pread(1, 2**20, 0))"
 
 
-def import_tensorflow() -> None:
+def import_tensorflow(flags: contextlib.AbstractContextManager[None] | None = None) -> None:
     """Imports TensorFlow and lists its devices.
 
     Meanwhile it prints messages at every log level, about libraries that only machines with a GPU
     need. They are shown only if the import fails, the process dies, or TensorFlow finds no GPU on a
     machine that has one.
+
+    Args:
+      flags: context in which it lists the devices, and reads flags in the environment; None: none.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # Without this, TensorFlow also imports Keras 3, which is unused and takes half as long again.
@@ -38,7 +41,8 @@ def import_tensorflow() -> None:
 
             # Before TensorFlow searches for GPUs, which it does once.
             preload_libraries()
-            gpus = tf.config.list_physical_devices("GPU")
+            with flags or contextlib.nullcontext():
+                gpus = tf.config.list_physical_devices("GPU")
             show = not gpus and pathlib.Path("/dev/nvidia0").exists()
         finally:
             os.dup2(stderr, 2)

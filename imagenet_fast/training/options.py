@@ -34,6 +34,17 @@ class RunOptions(SharedOptions):
         "compile with XLA: the whole step of one device, the forward and backward pass of several",
         group="hardware",
     )
+    compile_cache: str = option(
+        "auto",
+        "local folder that keeps XLA's programs for CPUs and its autotuner's choices for GPUs for "
+        "the next run, up to 2 GiB; auto: imagenet_fast in $XDG_CACHE_HOME, by default ~/.cache; "
+        "none: no cache",
+        group="hardware",
+        check=Check(bool, "be a folder"),
+        beside=Beside("xla"),
+        free=True,
+        in_files_of_runs=False,
+    )
     eval_every: Duration = option(
         Duration(1, "epochs"),
         "time between evaluations, as '1 epoch' or '500 steps'",

@@ -35,6 +35,7 @@ from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.training.build import build_model, with_model
 from imagenet_fast.training.checkpoint import Checkpoints, restore_weights
 from imagenet_fast.training.clock import Clock
+from imagenet_fast.training.compile_cache import CompileCache, cache_flags
 from imagenet_fast.training.evaluations import Evaluations
 from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.fusion_trials import load_fusion, save_fusion
@@ -110,12 +111,14 @@ def train(
     """
     if not config.model_dir:
         raise UserError("no directory for the results: give --model_dir")
-    with errors_explained("resumes from the last checkpoint", config.pipeline_servers):
+    explained = errors_explained("resumes from the last checkpoint", config.pipeline_servers)
+    with explained, cache_flags(config):
+        compile_cache = CompileCache(config)
         check_gpus_are_used(config)
         config, info = with_model(config, model), read_info(config)
         strategy = make_strategy(config)
         check_same_options(config, strategy)
-        run = _Run(config, info, strategy, model)
+        run = _Run(config, info, strategy, model, compile_cache)
         try:
             with alone_in(config.model_dir) if run.chief else contextlib.nullcontext():
                 summary = run.train(callbacks)
@@ -135,8 +138,10 @@ class _Run:
         info: DatasetInfo,
         strategy: tf.distribute.Strategy,
         custom: CustomModel | None,
+        compile_cache: CompileCache,
     ) -> None:
         self.config, self.info, self.strategy = config, info, strategy
+        self.compile_cache = compile_cache
         self.chief = is_chief(strategy)
         self.steps_per_epoch = steps_per_epoch(info, config)
         self.total_steps = total_steps(config, self.steps_per_epoch)
@@ -265,6 +270,8 @@ class _Run:
             if epoch_ends:  # here, because a callback may have evaluated the model
                 recorder.restart()
             step, diverged = program.take(step, self._next_event(step, last_step))
+            if compiles:
+                self.compile_cache.save()
             for logger in self.loggers:
                 logger.after_steps(step)
             recorder.count(step, diverged, compiled=compiles)
@@ -358,7 +365,8 @@ class _Run:
         model.set_weights(weights)
 
     def close(self) -> None:
-        """Closes TensorBoard's files and removes temporary checkpoints."""
+        """Closes TensorBoard's files, keeps compiled programs and removes temporary checkpoints."""
+        self.compile_cache.save()
         if self.board:
             self.board.close()
         self.checkpoints.close()
