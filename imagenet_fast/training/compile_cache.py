@@ -20,7 +20,7 @@ import platform
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from imagenet_fast.base.cache_folder import cache_folder, reason_to_distrust
 from imagenet_fast.base.cores import cpu_cores
@@ -128,11 +128,11 @@ class CompileCache:
             store.mkdir(mode=0o700)
         if not stat.S_ISDIR(store.lstat().st_mode):
             raise OSError(errno.ENOTDIR, "is a link or a file", str(store))
-        entries = [(path.lstat(), path) for path in store.glob("[!.]*")]
         taken = damaged = 0
-        for found, path in sorted(entries, key=lambda entry: -entry[0].st_mtime):
-            if stat.S_ISDIR(found.st_mode) or taken + found.st_size > _MOST_TAKEN:
-                continue
+        entries = _by_age(store.glob("[!.]*"))
+        for found, path in reversed(entries):
+            if taken + found.st_size > _MOST_TAKEN:
+                break
             taken += found.st_size
             try:
                 content = path.read_bytes() if stat.S_ISREG(found.st_mode) else b""
@@ -154,17 +154,13 @@ class CompileCache:
     def _remove_oldest(self) -> None:
         """Removes the entries used least recently, of all machines and versions, to the bound."""
         assert self._store is not None
-        files = []
-        for path in self._store.parent.glob(f"{_KEY_PREFIX}*/*"):
-            with contextlib.suppress(FileNotFoundError):
-                files.append((path.lstat(), path))
-        total = sum(found.st_size for found, _ in files)
-        for found, path in sorted(files, key=lambda entry: entry[0].st_mtime):
+        entries = _by_age(self._store.parent.glob(f"{_KEY_PREFIX}*/*"))
+        total = sum(found.st_size for found, _ in entries)
+        for found, path in entries:
             if total <= _MOST_IN_STORE:
                 break
-            if not stat.S_ISDIR(found.st_mode):
-                path.unlink(missing_ok=True)
-                total -= found.st_size
+            path.unlink(missing_ok=True)
+            total -= found.st_size
 
     @contextlib.contextmanager
     def _gives_up(self) -> Iterator[None]:
@@ -174,6 +170,17 @@ class CompileCache:
             self._store = None
             where = f"{error.filename} " if error.filename else ""
             warn_once(f"no more programs of XLA are cached: {where}{error.strerror or error}")
+
+
+def _by_age(paths: Iterable[pathlib.Path]) -> list[tuple[os.stat_result, pathlib.Path]]:
+    """Returns what is no folder, and was not removed meanwhile, least recently used first."""
+    entries = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            found = path.lstat()
+            if not stat.S_ISDIR(found.st_mode):
+                entries.append((found, path))
+    return sorted(entries, key=lambda entry: entry[0].st_mtime)
 
 
 def _is_wanted(config: Config) -> bool:
