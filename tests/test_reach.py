@@ -110,12 +110,7 @@ KNOWN = {
         ("data/records.py", "unlink", 2, "temporary files of the shard that is written"),
         ("doctor/files.py", "rmtree", 1, "a folder that it has just made"),
         ("serving/export.py", "rmtree", 1, "its own temporary folder"),
-        (
-            "training/compile_cache.py",
-            "rmtree",
-            3,
-            "its own and its dead processes' private folders",
-        ),
+        ("training/compile_cache.py", "rmtree", 1, "private folders of dead processes"),
         ("training/compile_cache.py", "unlink", 3, "files in folders of its name, and its probe"),
         ("training/checkpoint.py", "CheckpointManager", 1, "ckpt-N: the list is written before"),
         ("training/checkpoint.py", "rmtree", 3, "its own temporary folders"),

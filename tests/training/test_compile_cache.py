@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 from model_weights import weights_in
 
-from imagenet_fast import Config, UserError
+from imagenet_fast import Config, UserError, train
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.training import compile_cache as module
 from imagenet_fast.training.compile_cache import CompileCache, cache_flags
@@ -241,6 +241,12 @@ def test_a_bad_folder_is_refused(tmp_path, kind):
         folder = pathlib.Path("/proc/imagenet_fast")
     with pytest.raises(UserError, match=f"compile_cache {folder} .*; choose another folder, or no"):
         CompileCache(config(compile_cache=str(folder)))
+
+
+def test_a_bad_folder_is_refused_before_work_starts(tmp_path):
+    options = {"model_dir": str(tmp_path / "run"), "data_dir": str(tmp_path / "missing")}
+    with pytest.raises(UserError, match="compile_cache /proc/imagenet_fast cannot be written"):
+        train(config(compile_cache="/proc/imagenet_fast", **options))
 
 
 @pytest.mark.parametrize("folder", ["", "gs://bucket/xla"])
