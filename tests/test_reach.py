@@ -128,6 +128,8 @@ KNOWN = {
         ),
         ("training/checkpoints/checkpoint.py", "rmtree", 3, "its own temporary folders"),
         ("training/checkpoints/model_dir.py", "unlink", 1, "TensorFlow's list of checkpoints"),
+        ("training/compile_cache.py", "rmtree", 1, "private folders of dead processes"),
+        ("training/compile_cache.py", "unlink", 3, "files in folders of its name, and its probe"),
         ("training/report/saved_images.py", "unlink", 1, "the error analysis"),
     ],
     "connect": [

@@ -15,11 +15,14 @@ from imagenet_fast.base.paths import to_local_path
 _NAME = "imagenet_fast"
 
 
-def cache_folder() -> pathlib.Path | None:
+def cache_folder(users: str = "native ops are") -> pathlib.Path | None:
     """Returns ``imagenet_fast`` in ``$XDG_CACHE_HOME``, by default ``~/.cache``; creates it.
 
     A relative ``XDG_CACHE_HOME`` is ignored, as the XDG Base Directory Specification demands.
     None, after a warning, if the folder cannot be made, or if others can write to it.
+
+    Args:
+      users: what each process compiles without it, for the warning.
     """
     given = os.environ.get("XDG_CACHE_HOME", "")
     try:
@@ -27,19 +30,21 @@ def cache_folder() -> pathlib.Path | None:
         folder = to_local_path(home, "XDG_CACHE_HOME") / _NAME
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-        reason = _reason_to_distrust(folder)
+        reason = reason_to_distrust(folder)
+        if not reason:
+            folder.chmod(0o700)
     except (OSError, UserError) as error:
         folder, reason = pathlib.Path(given or "~/.cache", _NAME), str(error)
     if reason:
         warn_once(
-            f"native ops are compiled anew by each process, because {folder} {reason}; remove it, "
+            f"{users} compiled anew by each process, because {folder} {reason}; remove it, "
             "or set XDG_CACHE_HOME to a folder of your own"
         )
         return None
     return folder
 
 
-def _reason_to_distrust(folder: pathlib.Path) -> str:
+def reason_to_distrust(folder: pathlib.Path) -> str:
     """Returns why others can change what is in a folder; empty: they cannot."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
@@ -54,7 +59,6 @@ def _reason_to_distrust(folder: pathlib.Path) -> str:
         shared = True
     if (shared and not above.st_mode & stat.S_ISVTX) or above.st_uid not in (0, os.geteuid()):
         return f"is in {folder.parent}, where others can replace it"
-    folder.chmod(0o700)
     return ""
 
 

@@ -49,7 +49,7 @@ def hardware() -> dict[str, Any]:
     """
     import tensorflow as tf
 
-    name, features = _cpu()
+    name, features = cpu_model()
     gpus = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
     return {
         "cpu": name,
@@ -61,7 +61,7 @@ def hardware() -> dict[str, Any]:
 
 def cpu_name() -> str:
     """Returns the name of this machine's CPU, or its architecture if the name is unknown."""
-    return _cpu()[0]
+    return cpu_model()[0]
 
 
 def command() -> str:
@@ -87,8 +87,8 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def _cpu() -> tuple[str, set[str]]:
-    """Returns the CPU's name and features from ``/proc/cpuinfo``."""
+def cpu_model() -> tuple[str, set[str]]:
+    """Returns the CPU's name and features, from ``/proc/cpuinfo``; see :func:`hardware`."""
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text()
     except OSError:

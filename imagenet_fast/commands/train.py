@@ -12,6 +12,7 @@ from imagenet_fast.base.paths import to_path
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names, run_in
 from imagenet_fast.distribute.quiet import import_tensorflow
+from imagenet_fast.training.compile_cache import cache_flags
 
 # The options that most runs without a recipe set, for --help.
 _MAIN_OPTIONS = (
@@ -66,7 +67,7 @@ def main(arguments: list[str]) -> int:
             raise UserError("saved_model must be another directory than model_dir, the run's")
         new_path(flags["saved_model"], "leave out --saved_model")
     config.warn_of_unused_warmup(flags.given())
-    import_tensorflow()
+    import_tensorflow(cache_flags(config))
 
     from imagenet_fast.distribute.strategy import make_strategy
     from imagenet_fast.distribute.workers import is_chief

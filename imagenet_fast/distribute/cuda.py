@@ -142,7 +142,7 @@ def built_for() -> Build:
 
 def find_driver() -> Driver:
     """Returns the driver's state; initializes it if TensorFlow has not done so."""
-    version = _module_version()
+    version = module_version()
     try:
         library = open_library(_DRIVER_LIBRARY)
     except OSError as error:
@@ -325,7 +325,7 @@ def _in_packages(name: str) -> pathlib.Path | None:
     return next(iter(sorted(packages.glob(f"*/lib/{name}"))), None)
 
 
-def _module_version() -> str:
+def module_version() -> str:
     """Returns the version of the driver's kernel module; empty if unknown."""
     try:
         text = _MODULE_VERSION.read_text()

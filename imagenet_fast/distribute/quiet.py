@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import pathlib
@@ -9,12 +10,15 @@ import sys
 import tempfile
 
 
-def import_tensorflow() -> None:
+def import_tensorflow(flags: contextlib.AbstractContextManager[None] | None = None) -> None:
     """Imports TensorFlow and lists its devices.
 
     Meanwhile it prints messages at every log level, about libraries that only machines with a GPU
     need. They are shown only if the import fails, or TensorFlow finds no GPU on a machine that has
     one. If the process dies, as of an instruction that its CPU lacks, faulthandler says so.
+
+    Args:
+      flags: context in which it lists the devices, and reads flags in the environment; None: none.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # Without this, TensorFlow also imports Keras 3, which is unused and takes half as long again.
@@ -34,7 +38,8 @@ def import_tensorflow() -> None:
 
             # Before TensorFlow searches for GPUs, which it does once.
             preload_libraries()
-            gpus = tf.config.list_physical_devices("GPU")
+            with flags or contextlib.nullcontext():
+                gpus = tf.config.list_physical_devices("GPU")
             show = not gpus and pathlib.Path("/dev/nvidia0").exists()
         finally:
             if watched:

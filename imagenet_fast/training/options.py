@@ -15,6 +15,7 @@ from imagenet_fast.base.option import (
     Check,
     option,
 )
+from imagenet_fast.base.paths import is_local
 from imagenet_fast.base.shared_options import SharedOptions
 
 # The checkpoints of a run that can be evaluated and exported.
@@ -33,6 +34,17 @@ class RunOptions(SharedOptions):
         False,
         "compile with XLA: the whole step of one device, the forward and backward pass of several",
         group="hardware",
+    )
+    compile_cache: str = option(
+        "auto",
+        "local folder that keeps XLA's programs for CPUs and its autotuner's choices for GPUs for "
+        "the next run, up to 2 GiB; auto: imagenet_fast in $XDG_CACHE_HOME, by default ~/.cache; "
+        "none: no cache",
+        group="hardware",
+        check=Check(lambda value: bool(value) and is_local(value), "be on a disk of this machine"),
+        beside=Beside("xla"),
+        free=True,
+        in_files_of_runs=False,
     )
     eval_every: Duration = option(
         Duration(1, "epochs"),

@@ -22,9 +22,9 @@ def read_config(model_dir: str) -> Config:
     """Returns the configuration of the run in ``model_dir``, which anybody may have made.
 
     It names no code, no server, and no folder to write to but ``model_dir``: a ``model`` given as
-    ``module:function`` is ``custom``; ``cache_dir``, ``input_servers``, ``pipeline_servers`` and
-    ``tpu`` have their defaults, and so has ``data_dir`` if it is in another bucket than
-    ``model_dir``. Set them by ``replace`` if they are yours.
+    ``module:function`` is ``custom``; ``cache_dir``, ``compile_cache``, ``input_servers``,
+    ``pipeline_servers`` and ``tpu`` have their defaults, and so has ``data_dir`` if it is in
+    another bucket than ``model_dir``. Set them by ``replace`` if they are yours.
 
     Raises:
       UserError: if there is none.

@@ -21,6 +21,7 @@ from imagenet_fast.training.checkpoints.model_dir import (
     alone_in,
     kept_step,
 )
+from imagenet_fast.training.compile_cache import CompileCache, cache_flags
 from imagenet_fast.training.evaluate import Evaluation
 from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.finish import finish
@@ -77,11 +78,13 @@ def train(
     """
     if not config.model_dir:
         raise UserError("no directory for the results: give --model_dir")
-    with errors_explained("resumes from the last checkpoint", config.pipeline_servers):
+    explained = errors_explained("resumes from the last checkpoint", config.pipeline_servers)
+    with explained, cache_flags(config):
+        compile_cache = CompileCache(config)
         check_gpus_are_used(config)
         run = make_run(config, model)
         check_same_options(run.config, run.strategy)
-        training = _Training(run, model)
+        training = _Training(run, model, compile_cache)
         try:
             with alone_in(config.model_dir) if run.chief else contextlib.nullcontext():
                 summary = training.train(callbacks)
@@ -98,11 +101,13 @@ class _Training:
     Args:
       run: the run.
       custom: the user's own network; None: the one that the configuration names.
+      compile_cache: gets what is compiled.
     """
 
-    def __init__(self, run: Run, custom: CustomModel | None) -> None:
+    def __init__(self, run: Run, custom: CustomModel | None, compile_cache: CompileCache) -> None:
         config = run.config
         self.run, self.config, self.clock = run, config, Clock()
+        self.compile_cache = compile_cache
         self.model, self.schedule_change = make_model(run, custom)
         self.checkpoints = Checkpoints(self.model, config)
         self.board = TensorBoard(config.model_dir) if run.chief and config.tensorboard else None
@@ -194,6 +199,8 @@ class _Training:
             if epoch_ends:  # here, because a callback may have evaluated the model
                 recorder.restart()
             step, diverged = program.take(step, self._next_event(step, last_step))
+            if compiles:
+                self.compile_cache.save()
             for logger in self.loggers:
                 logger.after_steps(step)
             recorder.count(step, diverged, compiled=compiles)
@@ -287,7 +294,8 @@ class _Training:
         model.set_weights(weights)
 
     def close(self) -> None:
-        """Closes TensorBoard's files and removes temporary checkpoints."""
+        """Closes TensorBoard's files, keeps compiled programs and removes temporary checkpoints."""
+        self.compile_cache.save()
         if self.board:
             self.board.close()
         self.checkpoints.close()

@@ -84,7 +84,7 @@ def test_one_of_another_user_is_not_used(home, monkeypatch, capsys, changed):
 
     monkeypatch.setattr(pathlib.Path, "lstat", lambda path: foreign(path, follow_symlinks=False))
     monkeypatch.setattr(pathlib.Path, "stat", foreign)
-    reason = module._reason_to_distrust(folder)
+    reason = module.reason_to_distrust(folder)
     assert ("belongs to another user" if changed == "folder" else "others can replace") in reason
 
 

@@ -145,7 +145,7 @@ def test_errors_that_need_no_tensorflow_come_before_its_import(
     monkeypatch, capsys, arguments, message
 ):
     command = importlib.import_module(f"imagenet_fast.commands.{arguments[0]}")
-    monkeypatch.setattr(command, "import_tensorflow", lambda: pytest.fail("imported"))
+    monkeypatch.setattr(command, "import_tensorflow", lambda *_: pytest.fail("imported"))
     assert commands.run(arguments) == 2
     assert message in capsys.readouterr().err
 
@@ -153,7 +153,7 @@ def test_errors_that_need_no_tensorflow_come_before_its_import(
 def test_train_warns_of_a_warmup_without_effect(monkeypatch, capsys):
     command = importlib.import_module("imagenet_fast.commands.train")
 
-    def stop():
+    def stop(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "import_tensorflow", stop)

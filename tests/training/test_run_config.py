@@ -15,6 +15,7 @@ from imagenet_fast.training.run_config import config_of_run, stored_config
 # Values of the options that a run's file may not give.
 FOREIGN = {
     "cache_dir": "/somewhere/else",
+    "compile_cache": "/somewhere/else",
     "input_servers": ("192.0.2.1:5050",),
     "pipeline_servers": ("192.0.2.1:5060",),
     "tpu": "grpc://192.0.2.1:8470",
@@ -58,7 +59,7 @@ def test_every_option_that_names_a_server_or_a_folder_is_left_out(run):
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_servers_and_places_to_write_are_not_taken_from_a_run(run, name):
-    directory = run(pipeline_stages=2, **{name: FOREIGN[name]})
+    directory = run(pipeline_stages=2, xla=name == "compile_cache", **{name: FOREIGN[name]})
     assert getattr(stored_config(directory), name) == FOREIGN[name]
     assert getattr(read_config(directory), name) == getattr(Config, name)
     assert getattr(config_of_run(directory, {}), name) == getattr(Config, name)
