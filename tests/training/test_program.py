@@ -242,6 +242,20 @@ def test_the_step_that_diverges_is_told(monkeypatch):
     assert Calls(monkeypatch, 0.01, "10", diverges_at=0).take(0, 100) == 1
 
 
+def test_a_nan_within_a_call_is_named(digits, tmp_path):
+    messages = []
+    for calls in ("1", "16"):
+        options = {**OPTIONS, "learning_rate": 1e18, "steps_per_call": calls}
+        config = Config(
+            data_dir=digits, model_dir=str(tmp_path / calls), strategy="one_device", **options
+        )
+        # The call of 16 would have ended at step 5, with a row.
+        with pytest.raises(UserError, match=r"the loss is \w+ at step [234] \(") as error:
+            train(config, model=small_network)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+
+
 def test_the_chief_says_how_many_steps_a_call_has(monkeypatch):
     """Workers of other calls would wait for each other for ever."""
     told, asked = iter([7, 20, 3, 9]), []
