@@ -221,6 +221,20 @@ def test_the_host_decides_whether_a_loop_goes_on():
     assert all(node.device.endswith("CPU:0") for node in computed)
 
 
+def test_deterministic_calls_have_no_clock(monkeypatch):
+    """With which TensorFlow refuses one."""
+    monkeypatch.setattr(programs, "is_op_determinism_enabled", lambda: True)
+    call = programs._on_host(
+        tf.distribute.get_strategy(), lambda batch: {"loss": tf.cast(batch["step"], tf.float32)}
+    )
+    numbers = [tf.constant(2), tf.constant(3), tf.constant(0.0, tf.float64)]
+    graph = call.get_concrete_function(None, *numbers).graph.as_graph_def()
+    functions = graph.library.function
+    nodes = [*graph.node, *(node for own in functions for node in own.node_def)]
+    assert "Timestamp" not in {node.op for node in nodes}
+    assert [int(number) for number in call(None, *numbers)] == [3, -1]
+
+
 def test_a_call_ends_where_it_is_told(monkeypatch):
     calls = Calls(monkeypatch, 1e-6)
     step = 0
