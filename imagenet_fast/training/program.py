@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from imagenet_fast.distribute.exchange import text_of_chief
 from imagenet_fast.distribute.strategy import devices_of
@@ -147,7 +148,9 @@ def _on_host(strategy: tf.distribute.Strategy, step: _Step) -> Callable[..., _Re
             # All replicas return the same.
             return strategy.experimental_local_results(strategy.run(step, (batch,))["loss"])[0]
 
-        if is_tpu(strategy):  # its loop may run on another machine, which would be asked each time
+        # A TPU's loop may run on another machine, which would be asked each time. Deterministic
+        # graphs have no clock.
+        if is_tpu(strategy) or is_op_determinism_enabled():
             return _loop(loss, first, most)
         # A comparison on a GPU would wait for all its steps so far.
         with tf.device("CPU:0"):

@@ -33,15 +33,17 @@ def test_weights_do_not_depend_on_the_steps_of_a_call(digits, tmp_path, capsys):
     recipe, out = tmp_path / "tiny.flags", tmp_path / "steps.json"
     recipe.write_text(TINY)
     arguments = [f"--flagfile={recipe}", f"--data_dir={digits}", f"--out={out}"]
-    assert tool.main([*arguments, "--repeats=2", "--steps_per_call", "1", "2", "9"]) == 0
+    assert tool.main([*arguments, "--repeats=2", "--steps_per_call", "1", "2", "9", "auto"]) == 0
 
     results = json.loads(out.read_text())
     assert results["steps"] == 5 and results["batch_size"] == 20
     assert results["variables"] > 10 and results["variables_changed"] > 8
     compared = [(row["steps_per_call"], row["differ"]) for row in results["comparisons"]]
     assert compared == [(1, 0), (2, 0), (5, 0)]
-    assert [row["steps_per_call"] for row in results["times"]] == [1, 2, 5]
-    assert all(len(row["seconds"]) == 2 and min(row["seconds"]) > 0 for row in results["times"])
+    assert [row["steps_per_call"] for row in results["times"]] == [1, 2, 5, "auto"]
+    for row in results["times"]:
+        assert len(row["seconds"]) == len(row["cpu_seconds"]) == 2
+        assert min(row["seconds"]) > 0 < min(row["cpu_seconds"])
     assert results["first_call_seconds"] > 0
     assert results["versions"]["tensorflow"] and results["hardware"]["cores"]
     assert "5 steps in calls of 1, and of 2: 0 variables differ" in capsys.readouterr().out

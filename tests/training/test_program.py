@@ -221,6 +221,20 @@ def test_the_host_decides_whether_a_loop_goes_on():
     assert all(node.device.endswith("CPU:0") for node in computed)
 
 
+def test_deterministic_calls_have_no_clock(monkeypatch):
+    """With which TensorFlow refuses one."""
+    monkeypatch.setattr(programs, "is_op_determinism_enabled", lambda: True)
+    call = programs._on_host(
+        tf.distribute.get_strategy(), lambda batch: {"loss": tf.cast(batch["step"], tf.float32)}
+    )
+    numbers = [tf.constant(2), tf.constant(3), tf.constant(0.0, tf.float64)]
+    graph = call.get_concrete_function(None, *numbers).graph.as_graph_def()
+    functions = graph.library.function
+    nodes = [*graph.node, *(node for own in functions for node in own.node_def)]
+    assert "Timestamp" not in {node.op for node in nodes}
+    assert [int(number) for number in call(None, *numbers)] == [3, -1]
+
+
 def test_a_call_ends_where_it_is_told(monkeypatch):
     calls = Calls(monkeypatch, 1e-6)
     step = 0
@@ -240,6 +254,20 @@ def test_a_given_number_of_steps(monkeypatch, option):
 def test_the_step_that_diverges_is_told(monkeypatch):
     assert Calls(monkeypatch, 0.01, "10", diverges_at=6).take(0, 100) == 7
     assert Calls(monkeypatch, 0.01, "10", diverges_at=0).take(0, 100) == 1
+
+
+def test_a_nan_within_a_call_is_named(digits, tmp_path):
+    messages = []
+    for calls in ("1", "16"):
+        options = {**OPTIONS, "learning_rate": 1e18, "steps_per_call": calls}
+        config = Config(
+            data_dir=digits, model_dir=str(tmp_path / calls), strategy="one_device", **options
+        )
+        # The call of 16 would have ended at step 5, with a row.
+        with pytest.raises(UserError, match=r"the loss is \w+ at step [234] \(") as error:
+            train(config, model=small_network)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
 
 
 def test_the_chief_says_how_many_steps_a_call_has(monkeypatch):

@@ -9,6 +9,7 @@ airbench_cifar10, whose calls are one XLA program each on a GPU.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import pathlib
 import statistics
@@ -40,7 +41,8 @@ class Steps:
             raise UserError("the steps run on one device: add --gpus=1")
         model = build_model(config, strategy)
         model.make_slots()
-        self.total = model.total_steps
+        assert model.total_steps and model.steps_per_epoch  # of a recipe
+        self.total: int = model.total_steps
         self.sums = model.metric_sums.variable
         # A dynamic loss scale's variables are not among the optimizer's.
         scale = getattr(model.optimizer, "_loss_scale", None)
@@ -48,46 +50,66 @@ class Steps:
         self.variables = list({variable.ref(): variable for variable in changed}.values())
         self.initial = [variable.numpy() for variable in self.variables]
         batches = None if config.data_on_device else distributed_dataset(config, "train")
-        options = config.replace(steps_per_call=str(self.total))
-        self._program = Program(model, model.train_step, options, batches, xla=config.xla)
+        self.rows_every = config.log_every.steps(model.steps_per_epoch, config.batch_size)
+
+        @functools.cache
+        def program(most: str) -> Program:
+            options = config.replace(steps_per_call=most)
+            made = Program(model, model.train_step, options, batches, xla=config.xla)
+            made.take(0, 1)
+            return made
+
+        self._program = program
         start = time.perf_counter()
-        self._program.take(0, 1)
+        program(str(self.total))
         self.first_call_seconds = time.perf_counter() - start
 
-    def run(self, size: int, steps: int) -> float:
-        """Returns the seconds of so many steps in calls of ``size``."""
+    def run(self, size: int | str, steps: int, *, restart: bool = False) -> tuple[float, float]:
+        """Returns the seconds and the CPU seconds of so many steps in calls of ``size``.
+
+        Args:
+          size: number of steps, or ``auto``, whose calls also end at rows of the log.
+          steps: number of steps in all.
+          restart: whether to begin with the first batch again, which starts the input pipeline.
+        """
+        program = self._program("auto" if size == "auto" else str(self.total))
+        size = self.rows_every if size == "auto" else int(size)
         for variable, value in zip(self.variables, self.initial):
             variable.assign(value)
-        self._program.restart()
+        if restart:
+            program.restart()
         self.sums.numpy()  # waits for the device
-        start = time.perf_counter()
+        start = time.perf_counter(), time.process_time()
         step = 0
         while step < steps:
-            step, _ = self._program.take(step, min(step + size, steps))
-        return time.perf_counter() - start
+            step, _ = program.take(step, min(step + size - step % size, steps))
+        return time.perf_counter() - start[0], time.process_time() - start[1]
 
 
 def measure(steps: Steps, config: Config, given: argparse.Namespace) -> dict[str, Any]:
     """Returns the times and comparisons, and prints each as soon as it is known."""
-    total = given.steps or steps.total
-    sizes = list(dict.fromkeys(min(size, total) for size in given.steps_per_call or (1, 10, total)))
+    total: int = given.steps or steps.total
+    sizes = list(
+        dict.fromkeys(
+            size if size == "auto" else min(size, total)
+            for size in given.steps_per_call or (1, 10, total)
+        )
+    )
     results: dict[str, Any] = {"steps": total, "batch_size": config.batch_size}
     results |= {"first_call_seconds": steps.first_call_seconds, "times": [], "comparisons": []}
-    print("steps per call  images/s  ms/step  seconds: median (range)")
-    for size in sizes:
-        _, *seconds = (steps.run(size, total) for _ in range(given.repeats + 1))
-        median = statistics.median(seconds)
-        speed = total * config.batch_size / median
-        row = {"steps_per_call": size, "seconds": seconds, "images_per_second": speed}
-        results["times"].append(row)
-        print(
-            f"{size:14} {speed:9,.0f} {1e3 * median / total:8.3f}  "
-            f"{median:.4f} ({min(seconds):.4f} to {max(seconds):.4f})",
-            flush=True,
-        )
+    # By turns, since other programs may make any part of the measurement slow.
+    _, *turns = ([steps.run(size, total) for size in sizes] for _ in range(given.repeats + 1))
+    print("steps per call  images/s  ms/step: median (range)     CPU ms/step")
+    for size, times in zip(sizes, zip(*turns)):
+        seconds, cpu_seconds = (list(kind) for kind in zip(*times))
+        speed = total * config.batch_size / statistics.median(seconds)
+        row = {"steps_per_call": size, "seconds": seconds, "cpu_seconds": cpu_seconds}
+        results["times"].append({**row, "images_per_second": speed})
+        each = "  ".join(f"{_milliseconds(kind, total):27}" for kind in (seconds, cpu_seconds))
+        print(f"{size:>14} {speed:9,.0f}  {each}", flush=True)
 
     def after(size: int, count: int) -> list[bytes]:
-        steps.run(size, count)
+        steps.run(size, count, restart=True)
         return [variable.numpy().tobytes() for variable in steps.variables]
 
     n = min(given.compared_steps, total)
@@ -100,6 +122,16 @@ def measure(steps: Steps, config: Config, given: argparse.Namespace) -> dict[str
     return {**results, "variables": len(expected), "variables_changed": changed}
 
 
+def _milliseconds(seconds: Sequence[float], steps: int) -> str:
+    """Returns the milliseconds of a step: median and range."""
+    median, least, most = (1e3 * kind(seconds) / steps for kind in (statistics.median, min, max))
+    return f"{median:.3f} ({least:.3f} to {most:.3f})"
+
+
+def _size(text: str) -> int | str:
+    return text if text == "auto" else int(text)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Measures the recipe of a command line; returns 0, or 2 after a user error."""
     parser = argparse.ArgumentParser(
@@ -110,7 +142,12 @@ def main(arguments: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--steps", type=int, help="of a measurement (default: the recipe's)")
-    parser.add_argument("--steps_per_call", type=int, nargs="+", help="(default: 1, 10 and all)")
+    parser.add_argument(
+        "--steps_per_call",
+        type=_size,
+        nargs="+",
+        help="numbers, or auto, which is a program of its own (default: 1, 10 and all)",
+    )
     parser.add_argument("--repeats", type=int, default=4, help="(default: %(default)s)")
     parser.add_argument("--compared_steps", type=int, default=20, help="(default: %(default)s)")
     parser.add_argument("--out", type=pathlib.Path, help="JSON file of the results")
