@@ -16,7 +16,8 @@ from imagenet_fast.distribute.devices import RunDevices
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.clock import Clock
 from imagenet_fast.training.damaged_checkpoints import damaged_checkpoints
-from imagenet_fast.training.metrics_file import best_evaluation, read_rows
+from imagenet_fast.training.evaluations import Evaluations
+from imagenet_fast.training.metrics_file import read_rows
 from imagenet_fast.training.options import RunOptions
 
 FILE = "summary.json"
@@ -84,7 +85,7 @@ def make_summary(
     training = [row for row in rows if row["kind"] == "train"]
     validation = [row for row in rows if row["kind"] == "validation"]
     last = validation[-1] if validation else {}
-    best = best_evaluation(validation)
+    best = Evaluations.of_rows(validation).best
     reached = next((row for row in validation if options.reaches_target(row.get("top1"))), {})
     return {
         "top1": last.get("top1"),

@@ -5,8 +5,8 @@ import pytest
 
 from imagenet_fast import Config
 from imagenet_fast.base.durations import Duration
+from imagenet_fast.data.options import ramp_sizes
 from imagenet_fast.data.pipeline import training_image_size
-from imagenet_fast.data.size_ramp import ramp_sizes
 
 
 def formula(time, first, last, multiple, begin, end):

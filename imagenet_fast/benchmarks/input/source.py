@@ -40,7 +40,7 @@ def training_records(info: DatasetInfo, options: InputOptions) -> tf.data.Datase
         first_step=0,
         threads=threads,
     )
-    return order if options.cache == "none" else records_from_memory(order, part, options, threads)
+    return order if options.cache == "none" else records_from_memory(order, part, threads)
 
 
 def _few_shards(split: SplitInfo, options: InputOptions) -> SplitPart:
