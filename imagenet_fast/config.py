@@ -264,22 +264,33 @@ def with_times(
     lines: Sequence[FlagfileLine],
     run: Config | None,
 ) -> dict[str, Any]:
-    """Returns the values of options, with times that suit the duration, or a run that resumes.
+    """Returns the values of options, with a recipe's times scaled to the duration.
+
+    A run that resumes keeps its times unless others are given outside of flagfiles: scaled to a new
+    duration, they would change the learning rates of steps that are done.
 
     Args:
       values: of options.
       sources: of :func:`in_order`.
       lines: of all flagfiles, in the order of giving.
-      run: the configuration of the run that resumes; None: none. It keeps its times if the duration
-        is given outside of flagfiles or is another, or if they were not scaled to it.
+      run: the configuration of the run that resumes; None: none.
     """
-    if run is not None:
-        duration = Config.convert("duration", values.get("duration", Config.duration))
-        if sources.get("duration") == "" or duration != run.duration:
-            return keep_times(values, sources, run)
-        if has_times(run, values):
-            return dict(values)
-    return follow_duration(values, sources, lines)
+    if run is None:
+        return follow_duration(values, sources, lines)
+    # Without sizes or knots it has no times for them.
+    times = {name: getattr(run, name) for name in TIMES if sources.get(name) != ""}
+    times = {name: value for name, value in times.items() if value != ()}
+    ineffective = Config.without_effect({**values, **times})
+    times = {name: value for name, value in times.items() if name not in ineffective}
+    default = Config()
+    changed = [
+        f"--{name}={option_text(value)!r}"
+        for name, value in times.items()
+        if value != Config.convert(name, values.get(name, getattr(default, name)))
+    ]
+    if changed:
+        warn_once(f"the run in {run.model_dir} keeps its times: {' '.join(changed)}")
+    return {**values, **times}
 
 
 def run_in(model_dir: str) -> Config | None:
@@ -294,45 +305,6 @@ def run_in(model_dir: str) -> Config | None:
         return Config.from_json(text).replace(model_dir=model_dir)
     except (OSError, TypeError, ValueError):  # of these, a UserError
         return None
-
-
-def keep_times(
-    values: Mapping[str, Any], sources: Mapping[str, str], run: Config
-) -> dict[str, Any]:
-    """Replaces a recipe's times, or the default ones, by those of a run that resumes.
-
-    Scaled to a new duration, they would change the learning rates of steps that are done.
-
-    Args:
-      values: of options.
-      sources: of :func:`in_order`.
-      run: the run's configuration so far.
-    """
-    kept = {name: getattr(run, name) for name in TIMES if sources.get(name) != ""}
-    ineffective = Config.without_effect({**values, **kept})
-    kept = {name: times for name, times in kept.items() if name not in ineffective}
-    default = Config()
-    changed = [
-        f"--{name}={option_text(times)!r}"
-        for name, times in kept.items()
-        if times != Config.convert(name, values.get(name, getattr(default, name)))
-    ]
-    if changed:
-        warn_once(f"the run in {run.model_dir} keeps its times: {' '.join(changed)}")
-    return {**values, **kept}
-
-
-def has_times(run: Config, values: Mapping[str, Any]) -> bool:
-    """Whether a run has the times that options give, with none scaled to its duration.
-
-    Earlier versions scaled fewer of them.
-
-    Args:
-      run: the run's configuration so far.
-      values: of options.
-    """
-    given = Config().replace(**values)
-    return all(getattr(given, name) == getattr(run, name) for name in TIMES)
 
 
 def option_names() -> list[str]:

@@ -29,14 +29,13 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.distribute.collectives import Communicator, this_replica
-from imagenet_fast.distribute.connect import connect
+from imagenet_fast.distribute.connect import connect, in_rank_order
 from imagenet_fast.distribute.consistency import check_consistent
 from imagenet_fast.distribute.fusion import Fusion, creation_order, pack, unpack
 from imagenet_fast.distribute.groups import Groups, columns, consecutive, torus
 from imagenet_fast.distribute.half_precision import HalfPrecisionCommunicator
 from imagenet_fast.distribute.options import ALL_REDUCE_ALGORITHMS, ALL_REDUCE_DTYPES
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
-from imagenet_fast.distribute.ranks import in_rank_order
 from imagenet_fast.distribute.tpu import compiles_all_reduces, cross_replica_sum
 from imagenet_fast.distribute.virtual import VirtualGPUStrategy
 from imagenet_fast.distribute.workers import collective_hint, workers_of

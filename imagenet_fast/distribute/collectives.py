@@ -48,7 +48,7 @@ class Communicator:
     Args:
       members: the replicas of the group. The first is the source of broadcasts. Exchanged and
         gathered parts are in TensorFlow's rank order
-        (:func:`~imagenet_fast.distribute.ranks.in_rank_order`).
+        (:func:`~imagenet_fast.distribute.connect.in_rank_order`).
       replica: the id of this replica.
       place: the index of the device, if the same replicas form groups on several devices.
       hint: ``"auto"``, ``"ring"`` or ``"nccl"``.

@@ -6,17 +6,19 @@ been imported, at once, for Keras to find them by name when it loads a model.
 
 from __future__ import annotations
 
+import enum
 import importlib
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from imagenet_fast.base.lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    import tf_keras as keras
+
     from imagenet_fast.optimizers.lars import LARS
     from imagenet_fast.optimizers.lookahead import Lookahead
     from imagenet_fast.optimizers.muon import Muon, orthogonalize
-    from imagenet_fast.optimizers.roles import Role, variable_roles
     from imagenet_fast.optimizers.schedules import (
         ConstantWarmup,
         CosineDecay,
@@ -49,7 +51,6 @@ _MODULES = {
     "lars": ["LARS"],
     "lookahead": ["Lookahead"],
     "muon": ["Muon", "orthogonalize"],
-    "roles": ["Role", "variable_roles"],
     "schedules": [
         "ConstantWarmup",
         "CosineDecay",
@@ -62,6 +63,33 @@ _MODULES = {
     "weight_average": ["WeightAverage"],
 }
 __getattr__ = lazy_attributes(__name__, _MODULES)
+
+
+class Role(enum.Enum):
+    """The role of a trainable variable in its layer."""
+
+    WEIGHT = "weight"
+    BIAS = "bias"
+    SCALE = "scale"  # gamma of a normalization layer
+    SHIFT = "shift"  # beta of a normalization layer
+
+
+_ATTRIBUTES = {"bias": Role.BIAS, "gamma": Role.SCALE, "beta": Role.SHIFT}
+
+
+def variable_roles(model: keras.Model) -> list[Role]:
+    """Returns the role of each of ``model.trainable_variables``, in their order.
+
+    Keras layers, and those that follow its conventions, hold biases as ``bias`` and the parameters
+    of a normalization as ``gamma`` and ``beta``; all other variables are weights.
+    """
+    roles = {}
+    for layer in model.submodules:
+        for attribute, role in _ATTRIBUTES.items():
+            variable: Any = getattr(layer, attribute, None)
+            if hasattr(variable, "ref"):
+                roles[variable.ref()] = role
+    return [roles.get(variable.ref(), Role.WEIGHT) for variable in model.trainable_variables]
 
 
 def __dir__() -> list[str]:

@@ -17,17 +17,15 @@ import tf_keras as keras
 from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.layers import Dropout
 from imagenet_fast.pipeline_parallel.forward_passes import Forward, forward_passes
-from imagenet_fast.pipeline_parallel.looped import looped
 from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches, check_batch
 from imagenet_fast.pipeline_parallel.options import REMATERIALIZE
 from imagenet_fast.pipeline_parallel.partition import bounds, check_stages
-from imagenet_fast.pipeline_parallel.passes import Passes, check_loss
+from imagenet_fast.pipeline_parallel.passes import Passes, check_loss, looped, unrolled
 from imagenet_fast.pipeline_parallel.placement import full_device_name
 from imagenet_fast.pipeline_parallel.programs import Loss, Programs, spec_of
 from imagenet_fast.pipeline_parallel.schedules import canonical_schedule
 from imagenet_fast.pipeline_parallel.stage import Stage, masked, with_masks
 from imagenet_fast.pipeline_parallel.statistics import commit
-from imagenet_fast.pipeline_parallel.unrolled import unrolled
 
 # A graph of more forward passes has loops. Tracing 4 stages with 64 micro-batches takes 5.9 s
 # unrolled and 1.1 s with loops (benchmarks/pipeline).

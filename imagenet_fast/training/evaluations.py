@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from imagenet_fast.training.logs.logger import Row
@@ -22,6 +23,15 @@ class Evaluations:
     last: Row = dataclasses.field(default_factory=dict)
     best: Row = dataclasses.field(default_factory=dict)
     since_best: int = 0
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[Row]) -> Evaluations:
+        """Returns the evaluations with an accuracy among the rows of ``metrics.jsonl``."""
+        evaluations = cls()
+        for row in rows:
+            if row["kind"] == "validation" and row.get("top1") is not None:
+                evaluations.add(row)
+        return evaluations
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Evaluations:

@@ -13,8 +13,9 @@ from imagenet_fast.base.outside import Count, check_types, read_json
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.data import bad_images
 from imagenet_fast.training.checkpoints.damaged import damaged_checkpoints
+from imagenet_fast.training.evaluations import Evaluations
 from imagenet_fast.training.logs.clock import Clock
-from imagenet_fast.training.logs.metrics_file import best_evaluation, read_rows
+from imagenet_fast.training.logs.metrics_file import read_rows
 from imagenet_fast.training.run import Run
 from imagenet_fast.training.run_summary import device_count, model_devices
 from imagenet_fast.training.step.classifier import Classifier
@@ -72,7 +73,7 @@ def make_summary(
     training = [row for row in rows if row["kind"] == "train"]
     validation = [row for row in rows if row["kind"] == "validation"]
     last = validation[-1] if validation else {}
-    best = best_evaluation(validation)
+    best = Evaluations.of_rows(validation).best
     reached = next((row for row in validation if options.reaches_target(row.get("top1"))), {})
     return {
         "top1": last.get("top1"),

@@ -304,10 +304,17 @@ def test_a_run_that_is_extended_keeps_its_times(flags, capsys):
     assert "decay_at" not in flags.changes(run)
 
 
-def test_a_run_of_the_same_duration_does_not_hide_other_times(flags):
+def test_a_run_keeps_its_times_and_says_so_if_a_flagfile_has_others(flags, capsys):
     flags.parse(["--flagfile=digits"])
-    run = Config().replace(**flags.changes()).replace(decay_at="5 epochs")
-    assert flags.changes(run)["decay_at"] == (Duration(8, "epochs"), Duration(11, "epochs"))
+    run = Config().replace(model_dir="run", **flags.changes()).replace(decay_at="5 epochs")
+    assert flags.changes(run)["decay_at"] == (Duration(5, "epochs"),)
+    assert capsys.readouterr().err == "the run in run keeps its times: --decay_at='5 epochs'\n"
+
+
+def test_a_run_without_knots_does_not_take_those_of_a_recipe(flags):
+    flags.parse(["--flagfile=myrtle_cifar10"])
+    changes = flags.changes(Config(model_dir="run"))
+    assert len(changes["knots"]) == len(changes["knots_at"]) == 3
 
 
 @pytest.mark.parametrize(

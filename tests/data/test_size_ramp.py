@@ -5,7 +5,7 @@ import pytest
 
 from imagenet_fast import Config
 from imagenet_fast.base.durations import Duration
-from imagenet_fast.data.size_ramp import ramp_sizes
+from imagenet_fast.data.pixel_options import ramp_sizes
 from imagenet_fast.data.steps import training_image_size
 
 

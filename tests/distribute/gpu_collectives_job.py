@@ -17,7 +17,7 @@ import tensorflow as tf
 import tf_keras as keras
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
 
-from imagenet_fast.distribute import all_reduce, connect, group_sum, ranks, workers
+from imagenet_fast.distribute import all_reduce, connect, group_sum, workers
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.distribute.groups import group_key
@@ -38,7 +38,7 @@ def strategy_on_gpus():
         implementation=tf.distribute.experimental.CommunicationImplementation.NCCL
     )
     names = [f"/device:CPU:{number}" for number in range(REPLICAS)]
-    for module in (all_reduce, connect, group_sum, ranks, workers):
+    for module in (all_reduce, connect, group_sum, workers):
         module.collective_hint = lambda strategy: "nccl"
     strategy = CollectiveAllReduceStrategy._from_local_devices(names, options)
     # Not earlier: TensorFlow would start a server for it.

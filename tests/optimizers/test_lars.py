@@ -13,8 +13,7 @@ from small_config import SMALL
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.models import build
 from imagenet_fast.models.shape_only import shape_only
-from imagenet_fast.optimizers import LARS, GradualWarmup, StepDecay, variable_roles
-from imagenet_fast.optimizers.roles import Role
+from imagenet_fast.optimizers import LARS, GradualWarmup, Role, StepDecay, variable_roles
 from imagenet_fast.training.build.model import build_model
 
 STEPS = 50

@@ -179,10 +179,11 @@ def _metrics(folder: pathlib.Path) -> list[bytes]:
 
 
 def _read_metrics(folder: pathlib.Path, data: bytes) -> None:
-    from imagenet_fast.training.logs.metrics_file import METRICS_FILE, best_evaluation, read_rows
+    from imagenet_fast.training.evaluations import Evaluations
+    from imagenet_fast.training.logs.metrics_file import METRICS_FILE, read_rows
 
     (folder / METRICS_FILE).write_bytes(data)
-    best_evaluation(read_rows(str(folder)))
+    Evaluations.of_rows(read_rows(str(folder)))
 
 
 def _checkpoint_lists(folder: pathlib.Path) -> list[bytes]:

@@ -11,7 +11,6 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.option import option_text
 from imagenet_fast.config import Config
 from imagenet_fast.optimizers.muon import resets_of_norm
-from imagenet_fast.optimizers.scaled_times import TIMES
 from imagenet_fast.training.build.schedule import build_schedule, total_steps
 from imagenet_fast.training.checkpoints.model_dir import (
     CHECKPOINTS,
@@ -66,7 +65,7 @@ def change_of_schedule(config: Config, steps_per_epoch: int) -> str:
         raise UserError(
             f"the run in {directory} cannot resume at step {step} with {change}: the learning rate "
             f"of step {first + 1} would have been {rates[first]:.7g}, but was {before[first]:.7g}; "
-            f"{_times_to_keep(config, earlier, steps_per_epoch, before)}{new_run}"
+            f"{new_run}"
         )
     if reason := _other_difference(config, earlier, steps_per_epoch, step):
         raise UserError(f"the run in {directory} cannot resume with {change}: {reason}; {new_run}")
@@ -79,32 +78,6 @@ def change_of_schedule(config: Config, steps_per_epoch: int) -> str:
     lasting = f"; learning rate {left[0]:.4g}" if len(left) else ""
     ending = f" to {left[-1]:.4g}" if len(left) and left[-1] != left[0] else ""
     return f"from step {step} with {change}{lasting}{ending}"
-
-
-def _times_to_keep(
-    config: Config, earlier: Config, steps_per_epoch: int, before: np.ndarray
-) -> str:
-    """Returns a hint at the run's own times, if the steps done have the same rates with them.
-
-    Args:
-      config: has the new schedule.
-      earlier: has the run's.
-      steps_per_epoch: weight updates in an epoch.
-      before: learning rates of the steps done.
-    """
-    times = {name: getattr(earlier, name) for name in TIMES}
-    changed = {name: value for name, value in times.items() if value != getattr(config, name)}
-    if not changed:
-        return ""
-    try:
-        kept = config.replace(**changed)
-    except UserError:
-        return ""  # They have no effect with the new schedule.
-    rates = _learning_rates(kept, steps_per_epoch, len(before))
-    if not np.array_equal(rates, before):
-        return ""
-    given = " ".join(f"--{name}={option_text(value)!r}" for name, value in changed.items())
-    return f"to resume it, keep its times: {given}; "
 
 
 def _other_difference(config: Config, earlier: Config, steps_per_epoch: int, step: int) -> str:

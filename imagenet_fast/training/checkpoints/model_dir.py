@@ -31,7 +31,9 @@ from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.preparation import Preparation
 from imagenet_fast.models.options import CUSTOM, ModelOptions, is_custom
 from imagenet_fast.optimizers.options import ScheduleOptions
-from imagenet_fast.training.logs.metrics_file import Row, best_evaluation, read_rows
+from imagenet_fast.training.evaluations import Evaluations
+from imagenet_fast.training.logs.logger import Row
+from imagenet_fast.training.logs.metrics_file import read_rows
 from imagenet_fast.training.options import CHECKPOINT_CHOICES
 from imagenet_fast.training.run_config import CONFIG_FILE, directory_of, stored_config
 
@@ -378,8 +380,10 @@ def checkpoint_of(model_dir: str, which: str = "last") -> str:
             f"{model_dir} holds no checkpoint of its best evaluation: only runs with --keep_best "
             "have one; --checkpoint=last is that of the last step"
         )
-    if which == "best" and (lost := lost_best(model_dir, best_evaluation(read_rows(model_dir)))):
-        warn_once(lost)
+    if which == "best":
+        best = Evaluations.of_rows(read_rows(model_dir)).best
+        if lost := lost_best(model_dir, best):
+            warn_once(lost)
     return path
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from typing import Any, Union
 
 from imagenet_fast.base.files import LineFile, read_objects
@@ -51,14 +50,3 @@ def read_rows(model_dir: str) -> list[Row]:
 def _is_usual(value: Any) -> bool:
     """Whether charts can show a value; they leave out those that are not finite."""
     return not isinstance(value, float) or not math.isfinite(value) or abs(value) <= _LARGEST
-
-
-def best_evaluation(rows: Sequence[Row]) -> Row:
-    """Returns the row of the highest validation top-1 accuracy, the first of equal ones.
-
-    Args:
-      rows: of a run; empty dict: none is of an evaluation.
-    """
-    evaluations = [row for row in rows if row["kind"] == "validation"]
-    rated = [row for row in evaluations if row.get("top1") is not None]
-    return max(rated, key=lambda row: row["top1"], default={})

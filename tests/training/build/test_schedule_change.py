@@ -87,14 +87,14 @@ def test_changes_from_a_step_on(change, options, step, changes, expected):
             353,
             {"decay_at": "9 epochs,11 epochs"},
             r"at step 353 with decay_at=.*: the learning rate of step 353 would have been 0.1, but "
-            r"was 0.01; to resume it, keep its times: --decay_at='8 epochs,11 epochs'; to train "
+            r"was 0.01; to train "
             "further .* --initial_weights=",
         ),
         (
             DECAYS,
             528,
             {"duration": "24 epochs", "decay_at": "16 epochs,22 epochs"},
-            r"but was 0\.01; to resume it, keep its times: --decay_at='8 epochs,11 epochs'; to ",
+            r"but was 0\.01; to train further",
         ),
         (
             COSINE,

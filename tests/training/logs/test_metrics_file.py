@@ -6,7 +6,8 @@ import pathlib
 
 import pytest
 
-from imagenet_fast.training.logs.metrics_file import JsonLines, best_evaluation, read_rows
+from imagenet_fast.training.evaluations import Evaluations
+from imagenet_fast.training.logs.metrics_file import JsonLines, read_rows
 
 
 def row(step, kind="train", **values):
@@ -79,10 +80,10 @@ def test_a_kill_while_rows_are_copied_loses_none(tmp_path, monkeypatch):
 
 def test_evaluations_without_an_accuracy_are_not_the_best(tmp_path):
     rows = [{"kind": "validation", "step": step} for step in range(3)]
-    assert best_evaluation(rows) == {}
+    assert Evaluations.of_rows(rows).best == {}
     rows[0]["top1"], rows[1]["top1"] = None, 0.25
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    assert best_evaluation(read_rows(str(tmp_path))) == rows[1]
+    assert Evaluations.of_rows(read_rows(str(tmp_path))).best == rows[1]
 
 
 def test_rows_of_other_types_are_skipped(tmp_path, capsys):
