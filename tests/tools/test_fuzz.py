@@ -19,8 +19,8 @@ finally:
     sys.path.remove(str(FOLDER))
 
 
-# Damages each reader's files a hundred times, and prints its name. TensorFlow takes half a second to
-# begin with a shard.
+# Damages each reader's files a hundred times, and prints its name. TensorFlow takes half a second
+# to begin with a shard.
 DAMAGE = """
 import contextlib, pathlib, random, resource, struct, sys
 sys.path.insert(0, sys.argv[1])
