@@ -25,11 +25,24 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption(
+        "--first-cases", action="store_true", help="of a parametrized test, only the first case"
+    )
+
+
+@pytest.hookimpl(trylast=True)  # After the selection by markers.
+def pytest_collection_modifyitems(config, items):
     """Begins with the files whose tests start processes, and ends with those of the first folders.
 
     These take a second or less each, so that pytest-xdist's workers finish at the same time.
     """
+    if config.getoption("first_cases"):
+        first = {}
+        for item in items:
+            first.setdefault((item.path, item.originalname), item)
+        config.hook.pytest_deselected(items=list(set(items).difference(first.values())))
+        items[:] = first.values()
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path in slow, item.path), reverse=True)
 

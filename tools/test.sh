@@ -3,8 +3,8 @@
 #
 #   tools/test.sh [PYTEST-ARGUMENT ...]          current TensorFlow, all tests but those marked long
 #   tools/test.sh all [PYTEST-ARGUMENT ...]      all tests
-#   tools/test.sh addons [PYTEST-ARGUMENT ...]   TensorFlow 2.15 and Addons: the tests of what
-#                                                differs there
+#   tools/test.sh addons [PYTEST-ARGUMENT ...]   TensorFlow 2.15 and Addons: the first case of each
+#                                                test of what differs there
 #   tools/test.sh compile [PYTEST-ARGUMENT ...]  with jax, libtpu and CUDA's compiler: training
 #                                                steps for TPUs and GPUs (-m compile: also the
 #                                                long tests)
@@ -39,12 +39,13 @@ at_once=(--numprocesses="$(($(nproc) < 8 ? $(nproc) + 1 : 8))" --dist=loadfile -
 if [ "${1-}" = addons ]; then
   shift
   # Tests of what depends most on the TensorFlow version: Keras's optimizers, layers, models and files,
-  # strategies, tf.data, and ops compiled for TensorFlow.
+  # strategies, tf.data, and ops compiled for TensorFlow. What our own code does in further cases, the
+  # other TensorFlow shows.
   of_addons=("$@")
   if ! names_tests "$@"; then
     of_addons+=(tests/optimizers/test_addons.py)
-    set -- "$@" tests/{layers,optimizers} tests/models/test_models.py \
-      tests/data/test_{dataset,shards}.py tests/data/jpeg/test_resize_op.py \
+    set -- "$@" --first-cases tests/{layers,optimizers} tests/models/test_models.py \
+      tests/data/test_dataset.py tests/data/jpeg/test_resize_op.py \
       tests/distribute/test_{all_reduce,strategy}.py \
       tests/pipeline_parallel/test_in_stages.py tests/serving/test_export.py \
       tests/training/{test_train,checkpoints/test_checkpoint,step/test_classifier}.py

@@ -59,6 +59,7 @@ def test_prepare_and_exported_models_turn_alike(segments, expected):
 
 def test_damaged_exif_is_read_alike():
     generator = random.Random(0)
+    orientation = tf.function(headers.orientation, input_signature=[tf.TensorSpec([], tf.string)])
     same = 0
     for _ in range(300):
         data = bytearray(jpeg(SIX, exif((0x0112, 3, 1, b"\0\3\0\0"), order=">"))[:120])
@@ -66,6 +67,6 @@ def test_damaged_exif_is_read_alike():
             data[generator.randrange(2, 60)] = generator.choice((0, 1, 6, 0xDA, 0xE1, 0xFF))
         data = bytes(data[: generator.choice((30, 50, 120))])
         found = jpeg_orientation(data)
-        assert found == int(headers.orientation(tf.constant(data)))
+        assert found == int(orientation(data))
         same += found == 6
     assert 0 < same < 300

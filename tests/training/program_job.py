@@ -12,8 +12,7 @@ from equivalence_job import with_batch_norm
 from imagenet_fast import Config, train
 
 
-def main():
-    options, folder, *each = sys.argv[1:]
+def train_with_each(options, folder, *each):
     for steps in each:
         config = Config(**json.loads(options), model_dir=f"{folder}/{steps}", steps_per_call=steps)
         own = None if config.pipeline_stages > 1 else with_batch_norm
@@ -21,4 +20,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    train_with_each(*sys.argv[1:])

@@ -83,25 +83,13 @@ def assert_same_weights(one, other, tolerance):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_same_weights_without_batch_norm(results, name):
-    one, other = results("one_device"), results(name)
-    assert_same_weights(weights(one, "plain_weight"), weights(other, "plain_weight"), 1e-5)
-    np.testing.assert_allclose(one["plain_loss"], other["plain_loss"], rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("kind", ["weight", "average"])
 def test_same_weights_with_lars_and_clipping_and_an_average(results, name, kind):
     one, other = results("one_device"), results(name)
     assert_same_weights(weights(one, f"lars_{kind}"), weights(other, f"lars_{kind}"), 1e-5)
     pairs = zip(weights(one, f"lars_{kind}"), weights(one, "lars_initial"))
     assert min(np.abs(after - before).max() for after, before in pairs) > 0.001
-
-
-def test_the_steps_change_the_weights(results):
-    one = results("one_device")
-    pairs = zip(weights(one, "plain_weight"), weights(one, "plain_initial"))
-    assert min(np.abs(after - before).max() for after, before in pairs) > 0.01
+    np.testing.assert_allclose(one["lars_loss"], other["lars_loss"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ALL)

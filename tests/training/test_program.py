@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 from model_weights import weights_in
+from program_job import train_with_each
 from small_network import small_network
 
 from imagenet_fast import Config, UserError, build_model, make_dataset, train
@@ -65,7 +66,10 @@ def test_steps_are_the_same_whatever_calls_they_are_in(name, digits, tmp_path, r
     changes, workers = JOBS[name]
     options = json.dumps({**OPTIONS, "data_dir": digits, **changes})
     each = "1", "4" if name == "batches" else "auto"
-    run_python([JOB, options, tmp_path, *each], workers=workers)
+    if changes.get("strategy") == "one_device":
+        train_with_each(options, tmp_path, *each)
+    else:
+        run_python([JOB, options, tmp_path, *each], workers=workers)
     one, other = (tmp_path / steps for steps in each)
     assert [row["step"] for row in rows_of(one)] == [5, 7, 7, 9, 9]
     expected = weights_in(str(one))
@@ -86,32 +90,38 @@ def compiled_config(digits):
     return Config(data_dir=digits, **{**OPTIONS, **options}, xla=True, ema_decay=0.9)
 
 
-def trained(config, calls, loops, monkeypatch):
-    """Returns the variables after calls of so many steps, and the program."""
+def trained(config, loops, monkeypatch, *orders):
+    """Returns the variables after calls of so many steps, for each order of calls from the start.
+
+    And how often the program was traced.
+    """
     monkeypatch.setattr(programs, "_WITHOUT_LOOPS", () if loops else ("CPU",))
     model = build_model(config, model=small_network)
     model.make_slots()
-    options = config.replace(steps_per_call=str(max(calls)))
-    program = Program(model, model.train_step, options, xla=True)
-    step = 0
-    for steps in calls:
-        end, diverged = program.take(step, step + steps)
-        assert (end, diverged) == (step + steps, None)
-        step = end
+    program = Program(model, model.train_step, config.replace(steps_per_call="6"), xla=True)
     variables = [*model.variables, *model.optimizer.variables, *model.weight_average.averages]
-    values = [variable.numpy() for variable in variables]
-    return [*values, model.metric_sums.variable.numpy()], program
+    variables.append(model.metric_sums.variable)
+    initial, found = [variable.numpy() for variable in variables], []
+    for calls in orders:
+        for variable, value in zip(variables, initial):
+            variable.assign(value)
+        step = 0
+        for steps in calls:
+            end, diverged = program.take(step, step + steps)
+            assert (end, diverged) == (step + steps, None)
+            step = end
+        found.append([variable.numpy() for variable in variables])
+    return found, program._call.experimental_get_tracing_count()
 
 
 def test_a_loop_of_xla_takes_the_same_steps(compiled_config, monkeypatch):
     config = compiled_config
-    one, _ = trained(config, [1] * 6, True, monkeypatch)
-    other, program = trained(config, [1, 3, 2], True, monkeypatch)
+    (one, other), traced = trained(config, True, monkeypatch, [1] * 6, [1, 3, 2])
     for expected, found in zip(one, other):
         np.testing.assert_array_equal(found, expected)
     # The number of steps is an argument of the program.
-    assert program._call.experimental_get_tracing_count() == 1
-    without, _ = trained(config, [1, 5], False, monkeypatch)
+    assert traced == 1
+    (without,), _ = trained(config, False, monkeypatch, [1, 5])
     for expected, found in zip(one, without):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -409,9 +419,8 @@ class Looks(keras.callbacks.Callback):
 
 
 def test_callbacks_may_evaluate_the_model(digits, tmp_path, counts):
-    config = Config(
-        data_dir=digits, model_dir=str(tmp_path), **{**OPTIONS, "strategy": "one_device"}
-    )
+    options = {**OPTIONS, "strategy": "one_device", "eval_batch_size": 359}
+    config = Config(data_dir=digits, model_dir=str(tmp_path), **options)
     looks = Looks(make_dataset(config, "validation"))
     train(config, callbacks=[looks], model=small_network)
     rows = [row for row in read_rows(str(tmp_path)) if row["kind"] == "train"]

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -109,6 +107,13 @@ import pathlib
 pathlib.Path(__file__).with_name("ran").touch()
 def build(num_classes, image_shape): ...
 """
+# The command, in the folder of the first argument, from which Python imports, too.
+IN_A_FOLDER = """
+import os, sys
+from imagenet_fast.__main__ import main
+os.chdir(sys.argv.pop(1))
+main()
+"""
 
 
 @pytest.mark.parametrize(
@@ -126,20 +131,14 @@ def build(num_classes, image_shape): ...
         ],
     ],
 )
-def test_commands_do_not_import_what_a_run_names(tmp_path, command):
+def test_commands_do_not_import_what_a_run_names(run_python, tmp_path, command):
     folder = tmp_path / "downloads" / "run"
     folder.mkdir(parents=True)
     (folder / "evil.py").write_text(EVIL)
     config = Config(model="downloads.run.evil:build", data_dir=str(tmp_path / "data"))
     (folder / "config.json").write_text(config.to_json())
     (folder / "labels.txt").write_text("".join(f"{label}\n" for label in range(10)))
-    done = subprocess.run(
-        [sys.executable, "-m", "imagenet_fast", *command],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
+    done = run_python(["-c", IN_A_FOLDER, tmp_path, *command], check=False)
     assert done.returncode == 2, done.stderr
     assert "is code, downloads.run.evil:build" in done.stderr
     assert not (folder / "ran").exists()

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, threads write"),
 ]
 
-# Prepares, and prints the numbers of the processes that do it. Images named slow take a while.
+# Prepares, and prints the numbers of the processes that read images; each image takes a while.
 PREPARE = """
 import os, sys, time
 from imagenet_fast.base.errors import UserError
@@ -61,8 +61,8 @@ def images(tmp_path_factory):
 def start(images):
     processes = []
 
-    def run(directory, seconds=0.0, folder=images):
-        command = [sys.executable, "-c", PREPARE, str(folder), str(directory), str(seconds)]
+    def run(directory, seconds):
+        command = [sys.executable, "-c", PREPARE, str(images), str(directory), str(seconds)]
         pipe = subprocess.PIPE
         processes.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
         return processes[-1]
@@ -99,17 +99,18 @@ def is_running(pid):
         return False
 
 
-def test_several_processes_write_the_bytes_of_one_thread(start, whole, tmp_path):
-    process = start(tmp_path / "data", 0.002)
-    output, errors = process.communicate()
-    assert process.returncode == 0, errors
-    workers = set(map(int, output.split()))
-    assert len(workers) == 3 and process.pid not in workers
+def test_several_processes_write_the_bytes_of_one_thread(run_python, images, whole, tmp_path):
+    program = PREPARE + "print(-os.getpid())"
+    finished = run_python(["-c", program, images, tmp_path / "data", 0.002])
+    *workers, parent = map(int, finished.stdout.split())
+    assert len(set(workers)) == 3 and -parent not in workers
     assert contents(tmp_path / "data") == whole
 
 
 @pytest.mark.parametrize("victim", ["worker", pytest.param("parent", marks=pytest.mark.long)])
-def test_a_killed_process_leaves_a_run_that_resumes(start, whole, tmp_path, victim):
+def test_a_killed_process_leaves_a_run_that_resumes(
+    start, run_python, images, whole, tmp_path, victim
+):
     directory = tmp_path / "data"
     process = start(directory, 0.02)
     workers = [int(process.stdout.readline()) for _ in range(3)]
@@ -126,14 +127,13 @@ def test_a_killed_process_leaves_a_run_that_resumes(start, whole, tmp_path, vict
         for name in (json.loads(line)["shard"]["file"] for line in lines)
     }
     assert len(times) > 1
-    again = start(directory)
-    assert again.wait() == 0
+    run_python(["-c", PREPARE, images, directory, 0])
     assert contents(directory) == whole
     assert {name: (directory / name).stat().st_mtime_ns for name in times} == times
 
 
 @pytest.mark.long
-def test_ctrl_c_ends_all(start, whole, tmp_path):
+def test_ctrl_c_ends_all(start, run_python, images, whole, tmp_path):
     process = start(tmp_path / "data", 0.02)
     workers = [int(process.stdout.readline()) for _ in range(3)]
     for pid in (*workers, process.pid):  # as a terminal does
@@ -141,21 +141,20 @@ def test_ctrl_c_ends_all(start, whole, tmp_path):
     _, errors = process.communicate()
     assert "KeyboardInterrupt" in errors and errors.count("Traceback") == 1
     assert not any(map(is_running, workers))
-    assert start(tmp_path / "data").wait() == 0
+    run_python(["-c", PREPARE, images, tmp_path / "data", 0])
     assert contents(tmp_path / "data") == whole
 
 
-def test_too_many_bad_images_stop_all(start, images, tmp_path):
+def test_too_many_bad_images_stop_all(run_python, images, tmp_path):
     folder = tmp_path / "bad"
     for path in sorted(images.rglob("*.png")):
         copy = folder / path.relative_to(images)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes()[: None if int(path.stem) % 5 else 40])
-    process = start(tmp_path / "data", 0.005, folder)
-    _, errors = process.communicate()
-    assert process.returncode == 1
-    assert "more than 5 images (max_bad_images) cannot be used, such as" in errors
-    assert "Traceback" not in errors
+    finished = run_python(["-c", PREPARE, folder, tmp_path / "data", 0.005], check=False)
+    assert finished.returncode == 1
+    assert "more than 5 images (max_bad_images) cannot be used, such as" in finished.stderr
+    assert "Traceback" not in finished.stderr
 
 
 LARGE = """
@@ -180,8 +179,7 @@ prepare(open_source("folders", sys.argv[1]), sys.argv[2], threads=3, progress=Fa
 
 
 @pytest.mark.parametrize("limits", [(0, 2**26), (2**28, 0)], ids=["pixels", "file"])
-def test_one_process_at_a_time_converts_large_images(images, whole, tmp_path, limits):
-    command = [sys.executable, "-c", LARGE, str(images), str(tmp_path), *map(str, limits)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+def test_one_process_at_a_time_converts_large_images(run_python, images, whole, tmp_path, limits):
+    done = run_python(["-c", LARGE, images, tmp_path, *limits])
     assert done.stdout == 90 * "<>"
     assert contents(tmp_path) == whole

