@@ -108,15 +108,17 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
         ignored = cls.without_effect(values)
         return cls().replace(**{k: v for k, v in values.items() if k not in ignored})
 
-    def differences(self, other: Config, *, free: bool = True) -> list[str]:
+    def differences(self, other: Config, *, all_options: bool = True) -> list[str]:
         """Returns the names of the options in which two configurations differ.
 
         Args:
           other: the other configuration.
-          free: whether to count options that do not affect the weights.
+          all_options: whether to count options that may change on resume, too.
         """
         counted = {
-            field.name for field in dataclasses.fields(self) if free or not field.metadata["free"]
+            field.name
+            for field in dataclasses.fields(self)
+            if all_options or not field.metadata["may_change_on_resume"]
         }
         return [
             name

@@ -930,11 +930,13 @@ def test_differences():
     assert Config().differences(Config()) == []
     changed = Config(seed=1, data_dir="/elsewhere", data_threads=3)
     assert Config().differences(changed) == ["data_dir", "data_threads", "seed"]
-    assert Config().differences(changed, free=False) == ["seed"]
+    assert Config().differences(changed, all_options=False) == ["seed"]
 
 
-def test_what_shapes_the_weights_is_not_free():
-    free = set(CHANGED.differences(Config())) - set(CHANGED.differences(Config(), free=False))
+def test_what_shapes_the_weights_may_not_change_on_resume():
+    free = set(CHANGED.differences(Config())) - set(
+        CHANGED.differences(Config(), all_options=False)
+    )
     assert free == {
         "data_dir",
         "cache",

@@ -19,7 +19,7 @@ class _Removed(NamedTuple):
     same: tuple[Any, ...] = ()
 
 
-RENAMED_FLAGS = {"slow_share": "slow_fraction"}
+RENAMED_FLAGS = {"slow_share": "slow_fraction", "look": "data_page"}
 _REMOVED = {
     "warmup_kind": _Removed(
         "warmups are linear; knots of schedule=piecewise_linear can hold a learning rate",

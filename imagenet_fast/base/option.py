@@ -47,7 +47,7 @@ class Check(NamedTuple):
     must: str
 
 
-class Beside(NamedTuple):
+class OnlyIf(NamedTuple):
     """A condition on another option, without which this one has no effect.
 
     Attributes:
@@ -60,7 +60,7 @@ class Beside(NamedTuple):
     option: str
     values: tuple[Any, ...] = ()
     unless: bool = False
-    alternative: Beside | None = None
+    alternative: OnlyIf | None = None
 
     def holds(self, value: Any, default: Any) -> bool:
         """Whether the condition holds for the other option's value, given its default."""
@@ -97,8 +97,8 @@ def option(
     group: str,
     choices: tuple[str, ...] = (),
     check: Check | None = None,
-    beside: Beside | tuple[Beside, ...] = (),
-    free: bool = False,
+    only_if: OnlyIf | tuple[OnlyIf, ...] = (),
+    may_change_on_resume: bool = False,
     in_files_of_runs: bool = True,
 ) -> Any:
     """Declares a field of :class:`Options`.
@@ -109,8 +109,9 @@ def option(
       group: the heading in ``--helpfull``.
       choices: the allowed values, if they can be listed.
       check: the condition on values; with ``choices``, on others that are allowed, too; None: none.
-      beside: conditions on other options, without all of which only the default is allowed.
-      free: whether it may change when a run resumes, because it does not affect the weights.
+      only_if: conditions on other options, without all of which only the default is allowed.
+      may_change_on_resume: whether it may change when a run resumes, because it does not affect
+        the weights.
       in_files_of_runs: whether a run's own file may give it to ``read_config``. Whoever made a run
         must not choose servers, or where this account writes.
     """
@@ -119,8 +120,8 @@ def option(
         "group": group,
         "choices": choices,
         "check": check,
-        "beside": (beside,) if isinstance(beside, Beside) else beside,
-        "free": free,
+        "only_if": (only_if,) if isinstance(only_if, OnlyIf) else only_if,
+        "may_change_on_resume": may_change_on_resume,
         "in_files_of_runs": in_files_of_runs,
     }
     return dataclasses.field(default=default, metadata=metadata)
@@ -159,16 +160,17 @@ class Options:
           UserError: if such an option does not have its default.
         """
         fields = {field.name: field for field in dataclasses.fields(self)}
-        for name, beside in self.without_effect(vars(self)).items():
-            other = option_text(getattr(self, beside.option)) or "empty"
-            choices = fields[beside.option].metadata["choices"] if beside.option in fields else ()
-            if not beside.values or beside.unless:
-                reason = f"has no effect, because {beside.option} is {other}"
-            elif beside.values == choices:
-                reason = f"is not for {beside.option}={other}"
+        for name, condition in self.without_effect(vars(self)).items():
+            other = option_text(getattr(self, condition.option)) or "empty"
+            field = fields.get(condition.option)
+            choices = field.metadata["choices"] if field else ()
+            if not condition.values or condition.unless:
+                reason = f"has no effect, because {condition.option} is {other}"
+            elif condition.values == choices:
+                reason = f"is not for {condition.option}={other}"
             else:
-                needed = " or ".join(f"{beside.option}={own}" for own in beside.values)
-                reason = f"is for {needed}, but {beside.option} is {other}"
+                needed = " or ".join(f"{condition.option}={own}" for own in condition.values)
+                reason = f"is for {needed}, but {condition.option} is {other}"
             default = option_text(fields[name].default) or "empty"
             text = option_text(getattr(self, name))
             raise UserError(f"{name}={text} {reason}: leave it out; its default is {default}")
@@ -229,7 +231,7 @@ class Options:
         return tuple(_convert(name, item, entry) for entry in value)
 
     @classmethod
-    def without_effect(cls, values: Mapping[str, Any]) -> dict[str, Beside]:
+    def without_effect(cls, values: Mapping[str, Any]) -> dict[str, OnlyIf]:
         """Returns the options with a value other than the default that has no effect.
 
         Args:
@@ -244,24 +246,24 @@ class Options:
             default = fields[name].default
             return default if unmet(name) else cls.convert(name, values.get(name, default))
 
-        def holds(beside: Beside) -> bool:
-            other = fields.get(beside.option)  # None: the option is in another group
+        def holds(condition: OnlyIf) -> bool:
+            other = fields.get(condition.option)  # None: the option is in another group
             return (
                 not other
-                or beside.holds(effective(beside.option), other.default)
-                or (beside.alternative is not None and holds(beside.alternative))
+                or condition.holds(effective(condition.option), other.default)
+                or (condition.alternative is not None and holds(condition.alternative))
             )
 
-        def unmet(name: str) -> Beside | None:
-            besides = fields[name].metadata["beside"]
-            return next((beside for beside in besides if not holds(beside)), None)
+        def unmet(name: str) -> OnlyIf | None:
+            conditions = fields[name].metadata["only_if"]
+            return next((condition for condition in conditions if not holds(condition)), None)
 
         given = {
             name: unmet(name)
             for name, value in values.items()
             if name in fields and cls.convert(name, value) != fields[name].default
         }
-        return {name: beside for name in fields if (beside := given.get(name))}
+        return {name: condition for name in fields if (condition := given.get(name))}
 
 
 def require_option(name: str, names: typing.Iterable[str]) -> None:

@@ -23,7 +23,7 @@ class SharedOptions(Options):
         "directory for checkpoints, metrics and the report; a run found there is resumed",
         group="run",
         check=Check(_is_name, "be text without control characters"),
-        free=True,
+        may_change_on_resume=True,
     )
     batch_size: int = option(
         256,
@@ -44,7 +44,7 @@ class SharedOptions(Options):
         "`evaluate` then uses at most 256 per device",
         group="run",
         check=NOT_NEGATIVE,
-        free=True,
+        may_change_on_resume=True,
     )
     seed: int = option(
         0,

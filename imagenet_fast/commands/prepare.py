@@ -151,13 +151,13 @@ def main(arguments: list[str]) -> int:
         "only add an index of each JPEG to the shards in data_dir, which an earlier version or "
         "another converter wrote",
     )
-    flags.define("look", False, "only write data.html for data_dir again")
+    flags.define("data_page", False, "only write data.html for data_dir again")
     flags.parse(arguments)
     directory = flags["data_dir"]
     if not directory:
         raise UserError("give --data_dir, the directory for the shards")
-    if sum(flags[name] for name in ("verify", "look", "add_index")) > 1:
-        raise UserError("verify, look and add_index exclude each other: give one of them")
+    if sum(flags[name] for name in ("verify", "data_page", "add_index")) > 1:
+        raise UserError("verify, data_page and add_index exclude each other: give one of them")
     if not 0 <= flags["seed"] < 2**32:
         raise UserError(f"seed is {flags['seed']}, but must be in [0, 2**32)")
     for name in ("max_side", "shorter_side", "train_shards", "validation_shards", "threads"):
@@ -172,14 +172,14 @@ def main(arguments: list[str]) -> int:
     if flags["runner"] != "local" and flags["threads"]:
         raise UserError("threads are of --runner=local: Beam's options give the number of workers")
     check_runner(flags["runner"], flags["pipeline_options"])
-    if not any(flags[name] for name in ("verify", "look", "add_index")):
+    if not any(flags[name] for name in ("verify", "data_page", "add_index")):
         _check_source(flags)
     import_tensorflow()  # It takes seconds.
     if flags["verify"]:
         return _verify(directory)
     if flags["add_index"]:
         return _add_index(directory, flags["threads"] or None)
-    return _look(directory) if flags["look"] else _prepare(flags, directory)
+    return _write_page(directory) if flags["data_page"] else _prepare(flags, directory)
 
 
 def _verify(directory: str) -> int:
@@ -206,7 +206,7 @@ def _add_index(directory: str, threads: int | None) -> int:
     return 0
 
 
-def _look(directory: str) -> int:
+def _write_page(directory: str) -> int:
     from imagenet_fast.data.prepare.page import FILE, write_page
 
     try:

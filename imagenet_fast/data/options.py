@@ -9,8 +9,8 @@ from imagenet_fast.base.option import (
     ADDRESSES,
     NOT_NEGATIVE,
     POSITIVE,
-    Beside,
     Check,
+    OnlyIf,
     Options,
     option,
     option_text,
@@ -26,7 +26,10 @@ class SourceOptions(Options):
     """The data set."""
 
     data_dir: str = option(
-        "", "directory of TFRecord shards, as written by `prepare`", group="data", free=True
+        "",
+        "directory of TFRecord shards, as written by `prepare`",
+        group="data",
+        may_change_on_resume=True,
     )
     synthetic: bool = option(
         False,
@@ -59,7 +62,7 @@ class ReadingOptions(SharedOptions):
         'as long; or a JSON file of relative numbers by class, {"cat": 2, "dog": 1}, 1 for others; '
         "empty: each image once",
         group="data",
-        beside=(Beside("data_on_device", unless=True), Beside("synthetic", unless=True)),
+        only_if=(OnlyIf("data_on_device", unless=True), OnlyIf("synthetic", unless=True)),
     )
     shard_by: str = option(
         "auto",
@@ -74,7 +77,7 @@ class ReadingOptions(SharedOptions):
         "number of training images in memory from which the next one is drawn at random",
         group="data",
         check=POSITIVE,
-        beside=Beside("data_on_device", unless=True),
+        only_if=OnlyIf("data_on_device", unless=True),
     )
     cache: str = option(
         "none",
@@ -82,7 +85,7 @@ class ReadingOptions(SharedOptions):
         "records; decoded: images, for train_crop=pad or none; the order of images is the same",
         group="data",
         choices=("none", "encoded", "decoded"),
-        free=True,
+        may_change_on_resume=True,
     )
     data_on_device: bool = option(
         False,
@@ -96,21 +99,21 @@ class ReadingOptions(SharedOptions):
         "flip each training image in every second epoch, beginning with a random half, instead of "
         "at random; with data_on_device (Jordan 2024)",
         group="data",
-        beside=Beside("data_on_device"),
+        only_if=OnlyIf("data_on_device"),
     )
     augment_in_groups: bool = option(
         False,
         "draw crops, flips and cutouts of an epoch for at most 200 near-equal groups of images "
         "instead of for each image; with data_on_device (Page 2019)",
         group="data",
-        beside=Beside("data_on_device"),
+        only_if=OnlyIf("data_on_device"),
     )
     cache_dir: str = option(
         "",
         "directory on a local disk to which each host copies the shards that it reads; empty: none",
         group="data",
         check=Check(is_local, "be on a disk of this machine"),
-        free=True,
+        may_change_on_resume=True,
         in_files_of_runs=False,
     )
     data_threads: int = option(
@@ -118,7 +121,7 @@ class ReadingOptions(SharedOptions):
         "threads that read and decode in each process; 0: one per core",
         group="data",
         check=Check(lambda value: 0 <= value <= 1024, "be in [0, 1024]"),
-        free=True,
+        may_change_on_resume=True,
     )
     input_servers: tuple[str, ...] = option(
         (),
@@ -126,7 +129,7 @@ class ReadingOptions(SharedOptions):
         "instead of this process; the order of images is the same",
         group="data",
         check=ADDRESSES,
-        free=True,
+        may_change_on_resume=True,
         in_files_of_runs=False,
     )
     max_bad_images: int = option(
@@ -135,7 +138,7 @@ class ReadingOptions(SharedOptions):
         "more",
         group="data",
         check=NOT_NEGATIVE,
-        free=True,
+        may_change_on_resume=True,
     )
 
     def _check_together(self) -> None:

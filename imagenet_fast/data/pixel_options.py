@@ -16,8 +16,8 @@ from imagenet_fast.base.option import (
     IN_ORDER,
     MOST_PIXELS,
     POSITIVE,
-    Beside,
     Check,
+    OnlyIf,
     Options,
     option,
     option_text,
@@ -42,7 +42,7 @@ class PixelOptions(Options):
         "higher than image_size in some recipes (Touvron et al. 2019); 0: image_size",
         group="data",
         check=Check(lambda value: 0 <= value <= MOST_PIXELS, f"be in [1, {MOST_PIXELS}], or 0"),
-        free=True,
+        may_change_on_resume=True,
     )
     train_sizes: tuple[int, ...] = option(
         (),
@@ -67,7 +67,7 @@ class PixelOptions(Options):
             lambda value: not value or (len(value) == 2 and min(value) > 0),
             "have two positive values, the first size and the step",
         ),
-        beside=Beside("train_sizes", unless=True),
+        only_if=OnlyIf("train_sizes", unless=True),
     )
     size_ramp_at: tuple[Duration, ...] = option(
         (),
@@ -75,7 +75,7 @@ class PixelOptions(Options):
         "examples; a size changes at a whole epoch, step or example",
         group="data",
         check=IN_ORDER,
-        beside=Beside("size_ramp"),
+        only_if=OnlyIf("size_ramp"),
     )
     eval_crop_fraction: float = option(
         0.875,
@@ -106,7 +106,7 @@ class PixelOptions(Options):
         "JPEG indexes, see jpeg_index; auto: native if available",
         group="data",
         choices=("auto", "native", "tensorflow"),
-        free=True,
+        may_change_on_resume=True,
     )
     jpeg_dct: str = option(
         "accurate",
@@ -142,7 +142,7 @@ class PixelOptions(Options):
         "prepare)",
         group="data",
         check=POSITIVE,
-        free=True,
+        may_change_on_resume=True,
     )
     normalize_pixels: bool = option(
         True,
@@ -165,7 +165,7 @@ class PixelOptions(Options):
         group="data",
         check=Check(lambda value: len(value) == 3 and min(value) > 0, "have three positive values"),
         # Augmentations also fill with pixel_mean.
-        beside=Beside("normalize_pixels", (True,)),
+        only_if=OnlyIf("normalize_pixels", (True,)),
     )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.option import NOT_NEGATIVE, POSITIVE, Beside, Check, option
+from imagenet_fast.base.option import NOT_NEGATIVE, POSITIVE, Check, OnlyIf, option
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.distribute.gpus import parse_gpus
 
@@ -22,7 +22,7 @@ def _is_gpus(value: str) -> bool:
 
 
 # A single replica has nothing to reduce.
-_SEVERAL = Beside("strategy", ("one_device",), unless=True)
+_SEVERAL = OnlyIf("strategy", ("one_device",), unless=True)
 _GPUS = Check(_is_gpus, "be a number of GPUs, or distinct ids as 0,2 (one: 2,)")
 
 
@@ -42,7 +42,7 @@ class ClusterOptions(SharedOptions):
         "",
         "name or address of a TPU; local: this machine's",
         group="hardware",
-        free=True,
+        may_change_on_resume=True,
         in_files_of_runs=False,
     )
     gpus: str = option(
@@ -51,7 +51,7 @@ class ClusterOptions(SharedOptions):
         "on the CPU; empty: all",
         group="hardware",
         check=_GPUS,
-        free=True,
+        may_change_on_resume=True,
     )
     logical_cpus: int = option(
         0,
@@ -67,7 +67,7 @@ class ClusterOptions(SharedOptions):
         "of micro-batches; 1: no pipeline",
         group="hardware",
         check=POSITIVE,
-        free=True,
+        may_change_on_resume=True,
     )
     fusion: str = option(
         "fixed",
@@ -82,7 +82,7 @@ class ClusterOptions(SharedOptions):
         "bytes of gradients that are all-reduced at once; 0: all gradients",
         group="hardware",
         check=NOT_NEGATIVE,
-        beside=(Beside("fusion_segments", unless=True), _SEVERAL),
+        only_if=(OnlyIf("fusion_segments", unless=True), _SEVERAL),
     )
     fusion_segments: tuple[int, ...] = option(
         (),
@@ -93,7 +93,7 @@ class ClusterOptions(SharedOptions):
             lambda value: all(a < b for a, b in zip((0, *value), value)),
             "be positive and increasing",
         ),
-        beside=_SEVERAL,
+        only_if=_SEVERAL,
     )
     all_reduce: str = option(
         "auto",
@@ -109,14 +109,14 @@ class ClusterOptions(SharedOptions):
         "or about the square root of all",
         group="hardware",
         check=NOT_NEGATIVE,
-        beside=Beside("all_reduce", ("hierarchical", "torus_2d")),
+        only_if=OnlyIf("all_reduce", ("hierarchical", "torus_2d")),
     )
     all_reduce_dtype: str = option(
         "float32",
         "dtype in which replicas exchange gradients; weight updates are in float32",
         group="hardware",
         choices=ALL_REDUCE_DTYPES,
-        beside=_SEVERAL,
+        only_if=_SEVERAL,
     )
     deterministic: bool = option(
         False,

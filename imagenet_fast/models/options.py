@@ -6,7 +6,7 @@ import dataclasses
 import re
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.option import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Beside, Check, option
+from imagenet_fast.base.option import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Check, OnlyIf, option
 from imagenet_fast.base.shared_options import SharedOptions
 
 _IMAGENET_RESNET_NAMES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
@@ -35,16 +35,16 @@ def is_custom(model: str) -> bool:
 
 
 # The options of all the package's networks; users' functions do not get them.
-_PACKAGED = Beside("model", MODEL_NAMES)
+_PACKAGED = OnlyIf("model", MODEL_NAMES)
 # Models with options that others lack; a test compares with `models.option_names`.
-_IMAGENET_RESNETS = Beside("model", _IMAGENET_RESNET_NAMES)
-_RESNETS = Beside("model", _IMAGENET_RESNET_NAMES + _CIFAR_RESNET_NAMES)
-_ALEXNET = Beside("model", ("alexnet_bn",))
-_RESNET9 = Beside("model", ("resnet9",))
-_AIRBENCH = Beside("model", ("airbench94", "airbench95", "airbench96", "airbench96_proxy"))
-_FOR_CIFAR = Beside("model", ("resnet9", *_AIRBENCH.values))
-_WITH_WIDTH = Beside("model", (*_IMAGENET_RESNET_NAMES, *_FOR_CIFAR.values))
-_AMOEBANETS = Beside("model", ("amoebanet_b", "amoebanet_d"))
+_IMAGENET_RESNETS = OnlyIf("model", _IMAGENET_RESNET_NAMES)
+_RESNETS = OnlyIf("model", _IMAGENET_RESNET_NAMES + _CIFAR_RESNET_NAMES)
+_ALEXNET = OnlyIf("model", ("alexnet_bn",))
+_RESNET9 = OnlyIf("model", ("resnet9",))
+_AIRBENCH = OnlyIf("model", ("airbench94", "airbench95", "airbench96", "airbench96_proxy"))
+_FOR_CIFAR = OnlyIf("model", ("resnet9", *_AIRBENCH.values))
+_WITH_WIDTH = OnlyIf("model", (*_IMAGENET_RESNET_NAMES, *_FOR_CIFAR.values))
+_AMOEBANETS = OnlyIf("model", ("amoebanet_b", "amoebanet_d"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ModelOptions(SharedOptions):
         "published, 64, 32 for airbench96_proxy, or 128 for airbench95 and airbench96",
         group="model",
         check=NOT_NEGATIVE,
-        beside=_WITH_WIDTH,
+        only_if=_WITH_WIDTH,
     )
     pool_order: str = option(
         "conv_bn_relu_pool",
@@ -73,48 +73,48 @@ class ModelOptions(SharedOptions):
         "lower cost; conv_pool_bn_relu: another function, cheaper still",
         group="model",
         choices=("conv_bn_relu_pool", "conv_bn_pool_relu", "conv_pool_bn_relu"),
-        beside=_RESNET9,
+        only_if=_RESNET9,
     )
     activation: str = option(
         "relu",
         "activation of resnet9: relu or celu",
         group="model",
         choices=("relu", "celu"),
-        beside=_RESNET9,
+        only_if=_RESNET9,
     )
     celu_alpha: float = option(
         0.075,
         "minus the minimum of celu",
         group="model",
         check=POSITIVE,
-        beside=Beside("activation", ("celu",)),
+        only_if=OnlyIf("activation", ("celu",)),
     )
     logits_scale: float = option(
         0.0,
         "factor of the logits of resnet9 and airbench94 to airbench96; 0: published, 1/8 and 1/9",
         group="model",
         check=NOT_NEGATIVE,
-        beside=_FOR_CIFAR,
+        only_if=_FOR_CIFAR,
     )
     whitening: bool = option(
         False,
         "start resnet9 with fixed 3x3 filters that whiten patches of training images",
         group="model",
-        beside=_RESNET9,
+        only_if=_RESNET9,
     )
     group_activation: str = option(
         "gelu",
         "activation of airbench94 to airbench96, except after the whitening layer: gelu or silu",
         group="model",
         choices=("gelu", "silu"),
-        beside=_AIRBENCH,
+        only_if=_AIRBENCH,
     )
     normal_cells: int = option(
         18,
         "normal cells of amoebanet_b and amoebanet_d, L in GPipe's (L, D), in three stages",
         group="model",
         check=Check(lambda value: value in range(3, 151, 3), "be a multiple of 3 in [3, 150]"),
-        beside=_AMOEBANETS,
+        only_if=_AMOEBANETS,
     )
     cell_filters: int = option(
         208,
@@ -122,14 +122,14 @@ class ModelOptions(SharedOptions):
         "GPipe's (L, D); each reduction doubles them",
         group="model",
         check=Check(lambda value: value > 0 and value % 8 == 0, "be a positive multiple of 8"),
-        beside=_AMOEBANETS,
+        only_if=_AMOEBANETS,
     )
     whitening_images: int = option(
         10_000,
         "number of the first training images from which whitening filters are computed",
         group="model",
         check=POSITIVE,
-        beside=(_FOR_CIFAR, Beside("whitening", alternative=_AIRBENCH)),
+        only_if=(_FOR_CIFAR, OnlyIf("whitening", alternative=_AIRBENCH)),
     )
     proxy_model: str = option(
         "",
@@ -138,14 +138,14 @@ class ModelOptions(SharedOptions):
         "network itself selects",
         group="model",
         check=Check(lambda value: value in ("", *MODEL_NAMES), "be a network of this package"),
-        beside=Beside("select_by_loss"),
+        only_if=OnlyIf("select_by_loss"),
     )
     proxy_width: int = option(
         0,
         "width of proxy_model; 0: as published",
         group="model",
         check=NOT_NEGATIVE,
-        beside=Beside("proxy_model", _WITH_WIDTH.values),
+        only_if=OnlyIf("proxy_model", _WITH_WIDTH.values),
     )
     initial_weights: str = option(
         "",
@@ -153,7 +153,7 @@ class ModelOptions(SharedOptions):
         "applications' weights (.h5); the classification head is new unless the classes are the "
         "same; empty: random weights",
         group="model",
-        beside=_PACKAGED,
+        only_if=_PACKAGED,
     )
     freeze_through: str = option(
         "",
@@ -167,13 +167,13 @@ class ModelOptions(SharedOptions):
         "stride 2; small: a 3x3 convolution, for images of about 32 pixels",
         group="model",
         choices=("imagenet", "small"),
-        beside=_IMAGENET_RESNETS,
+        only_if=_IMAGENET_RESNETS,
     )
     stride_on_1x1: bool = option(
         False,
         "put a bottleneck's stride in its first convolution (ResNet v1), not in its 3x3 (v1.5)",
         group="model",
-        beside=_IMAGENET_RESNETS,
+        only_if=_IMAGENET_RESNETS,
     )
     blur_pool: str = option(
         "none",
@@ -182,7 +182,7 @@ class ModelOptions(SharedOptions):
         "convolutions_and_pools: in the stem's pool, too, as in composer",
         group="model",
         choices=("none", "convolutions", "convolutions_and_pools"),
-        beside=_IMAGENET_RESNETS,
+        only_if=_IMAGENET_RESNETS,
     )
     padding: str = option(
         "symmetric",
@@ -191,13 +191,13 @@ class ModelOptions(SharedOptions):
         "bottom and right; same_pool: so for the pool, symmetric for convolutions",
         group="model",
         choices=("symmetric", "same_pool", "same"),
-        beside=_IMAGENET_RESNETS,
+        only_if=_IMAGENET_RESNETS,
     )
     zero_gamma: bool = option(
         True,
         "start the last batch norm of each residual block at gamma 0",
         group="model",
-        beside=_RESNETS,
+        only_if=_RESNETS,
     )
     conv_init: str = option(
         "he_fan_out",
@@ -206,7 +206,7 @@ class ModelOptions(SharedOptions):
         "Keras' truncated normals of variance 2 / fan-in and 1 / fan-in",
         group="model",
         choices=("he_fan_out", "he_fan_in", "he_normal", "lecun_normal"),
-        beside=_RESNETS,
+        only_if=_RESNETS,
     )
     gamma_init: str = option(
         "ones",
@@ -214,27 +214,27 @@ class ModelOptions(SharedOptions):
         "uniform: random in [0, 1), as in composer",
         group="model",
         choices=("ones", "uniform"),
-        beside=_RESNETS,
+        only_if=_RESNETS,
     )
     batch_norm_momentum: float = option(
         0.9,
         "decay factor of batch norm's moving averages",
         group="model",
         check=BELOW_ONE,
-        beside=_PACKAGED,
+        only_if=_PACKAGED,
     )
     batch_norm_epsilon: float = option(
         1e-5,
         "added to the variance in batch norm",
         group="model",
         check=POSITIVE,
-        beside=_PACKAGED,
+        only_if=_PACKAGED,
     )
     batch_norm_scale: bool = option(
         True,
         "train gamma of batch norm in resnet9; otherwise it is 1",
         group="model",
-        beside=_RESNET9,
+        only_if=_RESNET9,
     )
     batch_norm_batch_size: int = option(
         0,
@@ -243,20 +243,20 @@ class ModelOptions(SharedOptions):
         "replica's batch",
         group="model",
         check=NOT_NEGATIVE,
-        beside=_PACKAGED,
+        only_if=_PACKAGED,
     )
     dropout: float = option(
         0.5,
         "dropout of AlexNet's hidden dense layers",
         group="model",
         check=BELOW_ONE,
-        beside=_ALEXNET,
+        only_if=_ALEXNET,
     )
     batch_norm_after_pool5: bool = option(
         True,
         "use AlexNet's fifth batch norm, after its last pool (Jia et al. 2018)",
         group="model",
-        beside=_ALEXNET,
+        only_if=_ALEXNET,
     )
 
     def _check_together(self) -> None:

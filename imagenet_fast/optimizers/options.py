@@ -15,21 +15,21 @@ from imagenet_fast.base.option import (
     LASTS,
     NOT_NEGATIVE,
     POSITIVE,
-    Beside,
     Check,
+    OnlyIf,
     option,
 )
 from imagenet_fast.base.shared_options import SharedOptions
 
-_LARS = Beside("optimizer", ("lars",))
-_MUON = Beside("optimizer", ("muon",))
-_AIRBENCH = Beside("model", ("airbench94", "airbench95", "airbench96"))
-_PACKAGE_OPTIMIZERS = Beside("optimizer", ("sgd", "lars", "muon"))
-_OTHER_OPTIMIZERS = Beside("optimizer", ("sgd", "lars", "muon"), unless=True)
-_STEPS = Beside("schedule", ("steps",))
-_KNOTS = Beside("schedule", ("piecewise_linear",))
-_WARMUP = Beside("schedule", ("constant", "steps", "polynomial", "cosine"))
-_SOME_WARMUP = Beside("warmup", tuple(Duration(0, unit) for unit in UNITS), unless=True)
+_LARS = OnlyIf("optimizer", ("lars",))
+_MUON = OnlyIf("optimizer", ("muon",))
+_AIRBENCH = OnlyIf("model", ("airbench94", "airbench95", "airbench96"))
+_PACKAGE_OPTIMIZERS = OnlyIf("optimizer", ("sgd", "lars", "muon"))
+_OTHER_OPTIMIZERS = OnlyIf("optimizer", ("sgd", "lars", "muon"), unless=True)
+_STEPS = OnlyIf("schedule", ("steps",))
+_KNOTS = OnlyIf("schedule", ("piecewise_linear",))
+_WARMUP = OnlyIf("schedule", ("constant", "steps", "polynomial", "cosine"))
+_SOME_WARMUP = OnlyIf("warmup", tuple(Duration(0, unit) for unit in UNITS), unless=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class OptimizerOptions(SharedOptions):
         True,
         "use Nesterov momentum in sgd, lars and muon",
         group="optimization",
-        beside=_PACKAGE_OPTIMIZERS,
+        only_if=_PACKAGE_OPTIMIZERS,
     )
     weight_decay: float = option(
         1e-4,
@@ -68,7 +68,7 @@ class OptimizerOptions(SharedOptions):
         "the learning rate (SGDW, Loshchilov and Hutter 2019): each step first multiplies weights "
         "by 1 - weight_decay * learning rate / the scaled one after the warmup",
         group="optimization",
-        beside=(Beside("optimizer", ("sgd", "muon")), Beside("weight_decay", (0.0,), unless=True)),
+        only_if=(OnlyIf("optimizer", ("sgd", "muon")), OnlyIf("weight_decay", (0.0,), unless=True)),
     )
     weight_decay_on: str = option(
         "auto",
@@ -76,21 +76,21 @@ class OptimizerOptions(SharedOptions):
         "weights_and_biases; all; auto: weights in lars, else weights_and_biases",
         group="optimization",
         choices=("auto", "weights", "weights_and_biases", "all"),
-        beside=Beside("weight_decay", (0.0,), unless=True),
+        only_if=OnlyIf("weight_decay", (0.0,), unless=True),
     )
     lars_eeta: float = option(
         0.001,
         "trust coefficient of lars",
         group="optimization",
         check=POSITIVE,
-        beside=_LARS,
+        only_if=_LARS,
     )
     lars_epsilon: float = option(
         0.0,
         "added to the norm of the gradient in lars",
         group="optimization",
         check=NOT_NEGATIVE,
-        beside=_LARS,
+        only_if=_LARS,
     )
     optimizer_epsilon: float = option(
         0.0,
@@ -98,7 +98,7 @@ class OptimizerOptions(SharedOptions):
         "optimizer's default",
         group="optimization",
         check=NOT_NEGATIVE,
-        beside=_OTHER_OPTIMIZERS,
+        only_if=_OTHER_OPTIMIZERS,
     )
     rate_in_momentum: str = option(
         "auto",
@@ -106,7 +106,7 @@ class OptimizerOptions(SharedOptions):
         "(MLPerf's scaled momentum); no: outside; auto: inside in lars, outside in the others",
         group="optimization",
         choices=("auto", "yes", "no"),
-        beside=_PACKAGE_OPTIMIZERS,
+        only_if=_PACKAGE_OPTIMIZERS,
     )
     bias_rate_factor: float = option(
         1.0,
@@ -114,7 +114,7 @@ class OptimizerOptions(SharedOptions):
         "multiple of learning_rate; their weight_decay is divided by it",
         group="optimization",
         check=POSITIVE,
-        beside=_PACKAGE_OPTIMIZERS,
+        only_if=_PACKAGE_OPTIMIZERS,
     )
     bias_rate_factor_on: str = option(
         "all",
@@ -122,21 +122,21 @@ class OptimizerOptions(SharedOptions):
         "norm only",
         group="optimization",
         choices=("all", "batch_norm"),
-        beside=(_PACKAGE_OPTIMIZERS, Beside("bias_rate_factor", (1.0,), unless=True)),
+        only_if=(_PACKAGE_OPTIMIZERS, OnlyIf("bias_rate_factor", (1.0,), unless=True)),
     )
     muon_momentum: float = option(
         0.6,
         "momentum of filters in muon; momentum applies to all other weights",
         group="optimization",
         check=BELOW_ONE,
-        beside=_MUON,
+        only_if=_MUON,
     )
     muon_steps: int = option(
         3,
         "Newton-Schulz iterations that orthogonalize the updates of filters in muon",
         group="optimization",
         check=POSITIVE,
-        beside=_MUON,
+        only_if=_MUON,
     )
     muon_coefficients: tuple[float, ...] = option(
         (3.4445, -4.775, 2.0315),
@@ -144,7 +144,7 @@ class OptimizerOptions(SharedOptions):
         "singular values; default: Jordan's",
         group="optimization",
         check=Check(lambda value: len(value) == 3, "have three values"),
-        beside=_MUON,
+        only_if=_MUON,
     )
     muon_norm_every: tuple[int, ...] = option(
         (1,),
@@ -154,7 +154,7 @@ class OptimizerOptions(SharedOptions):
         check=Check(
             lambda value: len(value) in (1, 2) and min(value) > 0, "have one or two positive values"
         ),
-        beside=_MUON,
+        only_if=_MUON,
     )
     muon_head_rate_factor: float = option(
         1.0,
@@ -162,7 +162,7 @@ class OptimizerOptions(SharedOptions):
         "weight_decay is divided by it",
         group="optimization",
         check=POSITIVE,
-        beside=_MUON,
+        only_if=_MUON,
     )
     clip_norm: float = option(
         0.0,
@@ -183,7 +183,7 @@ class OptimizerOptions(SharedOptions):
         "after the first step of each epoch",
         group="optimization",
         check=POSITIVE,
-        beside=Beside("ema_decay"),
+        only_if=OnlyIf("ema_decay"),
     )
     lookahead_every: int = option(
         0,
@@ -198,7 +198,7 @@ class OptimizerOptions(SharedOptions):
         "the cube of the progress",
         group="optimization",
         check=BELOW_ONE,
-        beside=Beside("lookahead_every"),
+        only_if=OnlyIf("lookahead_every"),
     )
     loss: str = option(
         "cross_entropy",
@@ -214,7 +214,7 @@ class OptimizerOptions(SharedOptions):
         'on average 1; or a JSON file of weights by class, {"cat": 2, "dog": 0.5}, 1 for others; '
         "empty: 1",
         group="optimization",
-        beside=Beside("proxy_model", unless=True),
+        only_if=OnlyIf("proxy_model", unless=True),
     )
     label_smoothing: float = option(
         0.0,
@@ -234,14 +234,14 @@ class OptimizerOptions(SharedOptions):
         "steps between updates of proxy_model, whose learning-rate schedule is the network's",
         group="optimization",
         check=POSITIVE,
-        beside=Beside("proxy_model"),
+        only_if=OnlyIf("proxy_model"),
     )
     loss_scale: float = option(
         0.0,
         "fixed loss scale under mixed_float16; 0: dynamic",
         group="hardware",
         check=NOT_NEGATIVE,
-        beside=Beside("precision", ("mixed_float16",)),
+        only_if=OnlyIf("precision", ("mixed_float16",)),
     )
 
 
@@ -267,7 +267,7 @@ class ScheduleOptions(SharedOptions):
         "batch size that learning_rate is for; see rate_scaling",
         group="learning rate",
         check=POSITIVE,
-        beside=Beside("rate_scaling", ("none",), unless=True),
+        only_if=OnlyIf("rate_scaling", ("none",), unless=True),
     )
     rate_scaling: str = option(
         "linear",
@@ -280,7 +280,7 @@ class ScheduleOptions(SharedOptions):
         Duration(5, "epochs"),
         "initial period in which the learning rate grows from warmup_start to the scaled one",
         group="learning rate",
-        beside=_WARMUP,
+        only_if=_WARMUP,
     )
     warmup_start: float = option(
         -1.0,
@@ -288,7 +288,7 @@ class ScheduleOptions(SharedOptions):
         "one is higher",
         group="learning rate",
         check=Check(lambda value: value >= 0 or value == -1, "not be negative, or be -1"),
-        beside=(_WARMUP, _SOME_WARMUP),
+        only_if=(_WARMUP, _SOME_WARMUP),
     )
     whitening_bias_until: Duration = option(
         Duration(0, "epochs"),
@@ -296,7 +296,7 @@ class ScheduleOptions(SharedOptions):
         "linearly to 0, from the run's first one (3 epochs in airbench94_muon); 0 epochs: it "
         "follows the schedule",
         group="learning rate",
-        beside=(_PACKAGE_OPTIMIZERS, _AIRBENCH),
+        only_if=(_PACKAGE_OPTIMIZERS, _AIRBENCH),
     )
     schedule: str = option(
         "steps",
@@ -310,35 +310,35 @@ class ScheduleOptions(SharedOptions):
         "schedule=steps: times at which the learning rate is multiplied by decay_factor",
         group="learning rate",
         check=IN_ORDER,
-        beside=(_STEPS, Beside("decay_every", unless=True)),
+        only_if=(_STEPS, OnlyIf("decay_every", unless=True)),
     )
     decay_factor: float = option(
         0.1,
         "schedule=steps: factor of the learning rate at each of decay_at, or every decay_every",
         group="learning rate",
         check=FRACTION,
-        beside=(_STEPS, Beside("decay_at", ((),), unless=True)),
+        only_if=(_STEPS, OnlyIf("decay_at", ((),), unless=True)),
     )
     decay_every: Duration = option(
         Duration(0, "steps"),
         "schedule=steps: period after which the learning rate is multiplied by decay_factor; "
         "0 steps: at decay_at instead",
         group="learning rate",
-        beside=_STEPS,
+        only_if=_STEPS,
     )
     decay_power: float = option(
         2.0,
         "schedule=polynomial: power of the remaining fraction of the run",
         group="learning rate",
         check=POSITIVE,
-        beside=Beside("schedule", ("polynomial",)),
+        only_if=OnlyIf("schedule", ("polynomial",)),
     )
     end_learning_rate: float = option(
         0.0,
         "schedule=polynomial and cosine: learning rate at the end of the run",
         group="learning rate",
         check=NOT_NEGATIVE,
-        beside=Beside("schedule", ("polynomial", "cosine")),
+        only_if=OnlyIf("schedule", ("polynomial", "cosine")),
     )
     knots_at: tuple[Duration, ...] = option(
         (),
@@ -346,7 +346,7 @@ class ScheduleOptions(SharedOptions):
         "changes linearly; they include any warmup",
         group="learning rate",
         check=IN_ORDER,
-        beside=_KNOTS,
+        only_if=_KNOTS,
     )
     knots: tuple[float, ...] = option(
         (),
@@ -354,7 +354,7 @@ class ScheduleOptions(SharedOptions):
         "scaled one",
         group="learning rate",
         check=Check(lambda value: not value or min(value) >= 0, "not be negative"),
-        beside=_KNOTS,
+        only_if=_KNOTS,
     )
 
     @property

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.option import ADDRESSES, ALL_POSITIVE, POSITIVE, Beside, option
+from imagenet_fast.base.option import ADDRESSES, ALL_POSITIVE, POSITIVE, OnlyIf, option
 from imagenet_fast.distribute.options import ClusterOptions
 from imagenet_fast.pipeline_parallel.schedules import SCHEDULES, canonical_schedule
 
 REMATERIALIZE = ("always", "except_last", "never")
-_PIPELINED = Beside("pipeline_stages")
+_PIPELINED = OnlyIf("pipeline_stages")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +23,8 @@ class PipelineOptions(ClusterOptions):
         "process has no device for",
         group="hardware",
         check=ADDRESSES,
-        beside=_PIPELINED,
-        free=True,
+        only_if=_PIPELINED,
+        may_change_on_resume=True,
         in_files_of_runs=False,
     )
     pipeline_balance: tuple[int, ...] = option(
@@ -33,8 +33,8 @@ class PipelineOptions(ClusterOptions):
         "`imagenet-fast plan --pipeline` shows",
         group="hardware",
         check=ALL_POSITIVE,
-        beside=_PIPELINED,
-        free=True,
+        only_if=_PIPELINED,
+        may_change_on_resume=True,
     )
     pipeline_schedule: str = option(
         "gpipe",
@@ -43,8 +43,8 @@ class PipelineOptions(ClusterOptions):
         "interleaved_1f1b: likewise, with pipeline_stages_per_device, so that devices wait less",
         group="hardware",
         choices=SCHEDULES,
-        beside=_PIPELINED,
-        free=True,
+        only_if=_PIPELINED,
+        may_change_on_resume=True,
     )
     pipeline_stages_per_device: int = option(
         1,
@@ -52,8 +52,8 @@ class PipelineOptions(ClusterOptions):
         "device k % K; best with a multiple of K as accumulation_steps",
         group="hardware",
         check=POSITIVE,
-        beside=Beside("pipeline_schedule", ("interleaved_1f1b",)),
-        free=True,
+        only_if=OnlyIf("pipeline_schedule", ("interleaved_1f1b",)),
+        may_change_on_resume=True,
     )
     rematerialize: str = option(
         "except_last",
@@ -61,8 +61,8 @@ class PipelineOptions(ClusterOptions):
         "always: all; except_last: all but those of the last micro-batch; never: none",
         group="hardware",
         choices=REMATERIALIZE,
-        beside=_PIPELINED,
-        free=True,
+        only_if=_PIPELINED,
+        may_change_on_resume=True,
     )
 
     def __post_init__(self) -> None:

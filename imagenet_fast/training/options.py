@@ -11,8 +11,8 @@ from imagenet_fast.base.option import (
     LASTS,
     NOT_NEGATIVE,
     POSITIVE,
-    Beside,
     Check,
+    OnlyIf,
     option,
 )
 from imagenet_fast.base.paths import is_local
@@ -42,8 +42,8 @@ class RunOptions(SharedOptions):
         "none: no cache",
         group="hardware",
         check=Check(lambda value: bool(value) and is_local(value), "be on a disk of this machine"),
-        beside=Beside("xla"),
-        free=True,
+        only_if=OnlyIf("xla"),
+        may_change_on_resume=True,
         in_files_of_runs=False,
     )
     eval_every: Duration = option(
@@ -51,7 +51,7 @@ class RunOptions(SharedOptions):
         "time between evaluations, as '1 epoch' or '500 steps'",
         group="run",
         check=LASTS,
-        free=True,
+        may_change_on_resume=True,
     )
     test_time_augmentation: str = option(
         "none",
@@ -61,7 +61,7 @@ class RunOptions(SharedOptions):
         "weight",
         group="run",
         choices=("none", "flip", "flip_and_shift", "flip_and_shift_equally"),
-        free=True,
+        may_change_on_resume=True,
     )
     tta_fraction: float = option(
         1.0,
@@ -71,18 +71,22 @@ class RunOptions(SharedOptions):
         "images",
         group="run",
         check=FRACTION,
-        beside=Beside("test_time_augmentation", ("none",), unless=True),
-        free=True,
+        only_if=OnlyIf("test_time_augmentation", ("none",), unless=True),
+        may_change_on_resume=True,
     )
     checkpoint_every: Duration = option(
         Duration(1, "epochs"),
         "time between checkpoints",
         group="run",
         check=LASTS,
-        free=True,
+        may_change_on_resume=True,
     )
     keep_checkpoints: int = option(
-        2, "number of latest checkpoints to keep", group="run", check=POSITIVE, free=True
+        2,
+        "number of latest checkpoints to keep",
+        group="run",
+        check=POSITIVE,
+        may_change_on_resume=True,
     )
     on_damaged_checkpoint: str = option(
         "previous",
@@ -90,7 +94,7 @@ class RunOptions(SharedOptions):
         "the one before it; stop: end the run",
         group="run",
         choices=("previous", "stop"),
-        free=True,
+        may_change_on_resume=True,
     )
     steps_per_call: str = option(
         "auto",
@@ -103,21 +107,21 @@ class RunOptions(SharedOptions):
             lambda value: value.isdecimal() and 0 < int(value) < 2**31,
             "be a positive number of steps",
         ),
-        free=True,
+        may_change_on_resume=True,
     )
     log_every: Duration = option(
         Duration(20, "steps"),
         "time between rows of metrics.jsonl",
         group="run",
         check=LASTS,
-        free=True,
+        may_change_on_resume=True,
     )
     stop_at_accuracy: float = option(
         0.0,
         "validation top-1 accuracy, a fraction, at which the run ends; 0: train to the end",
         group="run",
         check=BELOW_ONE,
-        free=True,
+        may_change_on_resume=True,
     )
     early_stopping: int = option(
         0,
@@ -126,7 +130,7 @@ class RunOptions(SharedOptions):
         "keep_best; 0: train to the end",
         group="run",
         check=NOT_NEGATIVE,
-        free=True,
+        may_change_on_resume=True,
     )
     keep_best: bool = option(
         False,
@@ -134,17 +138,20 @@ class RunOptions(SharedOptions):
         "model_dir/best: `train` then exports them, and `evaluate` and `export` take them with "
         "--checkpoint=best",
         group="run",
-        free=True,
+        may_change_on_resume=True,
     )
     tensorboard: bool = option(
-        True, "write scalars and images to model_dir/tensorboard", group="run", free=True
+        True,
+        "write scalars and images to model_dir/tensorboard",
+        group="run",
+        may_change_on_resume=True,
     )
     examine: bool = option(
         True,
         "show some training images as the model sees them and, from the last evaluation, a "
         "confusion matrix and the worst mistakes, in TensorBoard and report.html",
         group="run",
-        free=True,
+        may_change_on_resume=True,
     )
     profile_steps: tuple[int, ...] = option(
         (),
@@ -154,10 +161,10 @@ class RunOptions(SharedOptions):
             lambda value: not value or (len(value) == 2 and 0 < value[0] <= value[1]),
             "be the first step, from 1, and the last one",
         ),
-        free=True,
+        may_change_on_resume=True,
     )
     mlperf_log: bool = option(
-        False, "write MLPerf's log to model_dir/mlperf.log", group="run", free=True
+        False, "write MLPerf's log to model_dir/mlperf.log", group="run", may_change_on_resume=True
     )
 
     def reaches_target(self, top1: float | None) -> bool:

@@ -101,8 +101,8 @@ def test_help_of_train_has_what_a_newcomer_needs_and_a_way_to_the_rest(capsys):
         (["prepare", "--data_dir=x", "--max_side=-9"], "max_side is -9, but must not be negative"),
         (["prepare", "--data_dir=x", "--max_side=9", "--shorter_side=9"], "give one of them"),
         (
-            ["prepare", "--data_dir=x", "--verify", "--look"],
-            "verify, look and add_index exclude each other: give one of them",
+            ["prepare", "--data_dir=x", "--verify", "--data_page"],
+            "verify, data_page and add_index exclude each other: give one of them",
         ),
         (
             ["prepare", "--source=list", "--data_dir=x", "--exif=turn"],

@@ -116,9 +116,9 @@ def test_options_match_the_models_that_have_them():
     beside = {}
     read_by_training = {"whitening_images", "proxy_model", "proxy_width"}
     for name in fields.keys() - read_by_training:
-        conditions = fields[name].metadata["beside"]
+        conditions = fields[name].metadata["only_if"]
         while conditions and conditions[0].option != "model":  # celu_alpha's is on activation
-            conditions = fields[conditions[0].option].metadata["beside"]
+            conditions = fields[conditions[0].option].metadata["only_if"]
         if conditions and conditions[0].values != MODEL_NAMES:  # all but users' own networks
             beside[name] = conditions[0].values
     has = {

@@ -100,7 +100,7 @@ def test_averages_of_all_tricks():
 
 def test_the_recipe_for_fashion_mnist_is_that_for_cifar10():
     own = load("myrtle_fashion_mnist")
-    assert set(own.differences(load("myrtle_cifar10"), free=True)) == {
+    assert set(own.differences(load("myrtle_cifar10"), all_options=True)) == {
         "width",
         "pixel_mean",
         "pixel_std",

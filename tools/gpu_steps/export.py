@@ -72,7 +72,7 @@ def lowered(config: Config, path: pathlib.Path) -> dict[str, Any]:
         for array, argument in zip(step.module.parameters, step.arguments)
     ]
     return {
-        "options": config.differences(Config(), free=False),
+        "options": config.differences(Config(), all_options=False),
         "images": config.batch_size,
         "image_size": config.image_size,
         "classes": len(model.labels),

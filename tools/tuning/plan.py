@@ -193,7 +193,7 @@ def _parse(text: str) -> Searched:
     if option not in fields:
         raise UserError(f"there is no option {option!r}{nearest(option, fields)}")
     field = fields[option]
-    if field.metadata["free"] or field.metadata["group"] == "run":
+    if field.metadata["may_change_on_resume"] or field.metadata["group"] == "run":
         raise UserError(f"{option} does not affect training results")
     if "|" in values:
         return _parse_choices(option, values)

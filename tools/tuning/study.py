@@ -116,7 +116,7 @@ class Study:
             f"{name} is {option_text(getattr(config, name))} there, "
             f"{option_text(getattr(plan.config, name))} here"
             for name in config.differences(plan.config)
-            if name in {*config.differences(plan.config, free=False), *_EVALUATION}
+            if name in {*config.differences(plan.config, all_options=False), *_EVALUATION}
             and name not in [searched.option for searched in plan.space]
         ]
         if differences:

@@ -12,8 +12,8 @@ from imagenet_fast.base.option import (
     NOT_NEGATIVE,
     POSITIVE,
     PROBABILITY,
-    Beside,
     Check,
+    OnlyIf,
     option,
 )
 from imagenet_fast.data.pixel_options import PixelOptions
@@ -40,7 +40,7 @@ class AugmentationOptions(PixelOptions):
         "0.1 for inception",
         group="data",
         check=FRACTION,
-        beside=Beside("train_crop", ("random_resized", "inception")),
+        only_if=OnlyIf("train_crop", ("random_resized", "inception")),
     )
     crop_attempts: int = option(
         10,
@@ -48,21 +48,21 @@ class AugmentationOptions(PixelOptions):
         "then the centre is cropped",
         group="data",
         check=POSITIVE,
-        beside=Beside("train_crop", ("random_resized", "inception")),
+        only_if=OnlyIf("train_crop", ("random_resized", "inception")),
     )
     crop_padding: int = option(
         4,
         "pixels added at each side by train_crop=pad",
         group="data",
         check=NOT_NEGATIVE,
-        beside=Beside("train_crop", ("pad",)),
+        only_if=OnlyIf("train_crop", ("pad",)),
     )
     crop_border: str = option(
         "zeros",
         "padding by train_crop=pad; zeros; reflect: the image reflected at its border",
         group="data",
         choices=("zeros", "reflect"),
-        beside=Beside("train_crop", ("pad",)),
+        only_if=OnlyIf("train_crop", ("pad",)),
     )
     flip: bool = option(
         True, "flip training images horizontally with probability 1/2", group="data"
@@ -122,7 +122,7 @@ class AugmentationOptions(PixelOptions):
         "the paper for ResNet-50)",
         group="data",
         check=Check(lambda value: 0 <= value <= 10, "be in [0, 10]"),
-        beside=Beside("rand_augment_layers"),
+        only_if=OnlyIf("rand_augment_layers"),
     )
     trivial_augment: bool = option(
         False,

@@ -294,7 +294,7 @@ def _equal(equal: Duplicates, images: Images) -> str:
 
 def _similar(similar: Duplicates | None, images: Images, directory: str) -> str:
     if similar is None:
-        command = f"imagenet-fast prepare --look --data_dir={shlex.quote(directory)}"
+        command = f"imagenet-fast prepare --data_page --data_dir={shlex.quote(directory)}"
         return (
             '<p class="note">Not searched for, because ImageHash is not installed. To add them:</p>'
             "<pre>pip install ImageHash\n" + html.escape(command) + "</pre>"

@@ -194,7 +194,7 @@ def check_model_dir(config: Config, labels: Sequence[str]) -> None:
         )
     names = [
         name
-        for name in config.differences(earlier, free=False)
+        for name in config.differences(earlier, all_options=False)
         if name not in SCHEDULE_OPTIONS or not latest_checkpoint(directory / CHECKPOINTS)
     ]
     if names:

@@ -174,7 +174,7 @@ def test_page_says_how_to_install_imagehash(prepared, tmp_path, monkeypatch):
     monkeypatch.setattr(metadata, "_phash", lambda: None)
     text = page_of(directory)
     assert "pip install ImageHash" in text
-    assert f"prepare --look --data_dir={shlex.quote(str(directory))}" in html.unescape(text)
+    assert f"prepare --data_page --data_dir={shlex.quote(str(directory))}" in html.unescape(text)
     assert len(listed(directory, equal=True)) == 3 and not listed(directory, equal=False)
 
 
@@ -202,7 +202,7 @@ def test_command_warns_of_duplicates_and_rewrites_the_page(folder, tmp_path, cap
     assert f"a page on the images: {tmp_path / 'out' / FILE}\n" in shown.out
     page = (tmp_path / "out" / FILE).read_bytes()
     (tmp_path / "out" / FILE).unlink()
-    assert command.main([f"--data_dir={tmp_path / 'out'}", "--look"]) == 0
+    assert command.main([f"--data_dir={tmp_path / 'out'}", "--data_page"]) == 0
     assert (tmp_path / "out" / FILE).read_bytes() == page
     assert told in capsys.readouterr().err
 
@@ -218,7 +218,7 @@ def test_prepare_succeeds_without_the_page(folder, tmp_path, capsys, monkeypatch
     assert "warning: no data.html: train-00001-of-00008: record 3 is corrupt" in shown.err
     assert "data.html" not in shown.out
     with pytest.raises(UserError, match="record 3"):
-        command.main([f"--data_dir={tmp_path / 'out'}", "--look"])
+        command.main([f"--data_dir={tmp_path / 'out'}", "--data_page"])
 
 
 @pytest.mark.parametrize(

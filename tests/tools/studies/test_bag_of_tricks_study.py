@@ -27,13 +27,13 @@ def recipe(name):
 @pytest.mark.parametrize(("step", "name"), [(0, "myrtle_cifar10_baseline"), (-1, "myrtle_cifar10")])
 def test_the_ladder_leads_from_the_baseline_to_the_recipe(step, name):
     config = experiments.ladder().settings[step].config
-    assert set(config.differences(recipe(name), free=True)) <= FREE
+    assert set(config.differences(recipe(name), all_options=True)) <= FREE
 
 
 def test_the_last_step_is_the_recipe_for_fashion_mnist():
     own = experiments.whole_recipe()
     other = recipe("myrtle_fashion_mnist")
-    assert set(own.differences(other, free=True)) <= {"shuffle_buffer", "width"}
+    assert set(own.differences(other, all_options=True)) <= {"shuffle_buffer", "width"}
 
 
 def test_each_trick_is_one_step_and_can_be_taken_away():

@@ -42,7 +42,7 @@ class Setting:
 
         Equal settings of several experiments have the same fingerprint, and are trained once.
         """
-        changed = {*self.config.differences(Config(), free=False)}
+        changed = {*self.config.differences(Config(), all_options=False)}
         changed |= _EVALUATION & {*self.config.differences(Config())}
         options = {name: str(getattr(self.config, name)) for name in sorted(changed)}
         return hashlib.sha256(f"{self.kind} {options}".encode()).hexdigest()[:12]
