@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources.arrays import ArraySource
 
 

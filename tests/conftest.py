@@ -81,7 +81,7 @@ def digits(made_once):
     """scikit-learn's digits as shards: 1,438 training and 359 validation images."""
 
     def make(directory):
-        from imagenet_fast.data.prepare.prepare import prepare
+        from imagenet_fast.data.prepare.job import prepare
         from imagenet_fast.data.prepare.sources import open_source
 
         prepare(open_source("digits"), directory, progress=False)

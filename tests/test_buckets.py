@@ -14,8 +14,8 @@ from fake_gcs import FakeGcs
 from model_weights import weights_in
 
 from imagenet_fast.data import records
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.page import write_page
-from imagenet_fast.data.prepare.prepare import prepare
 from imagenet_fast.data.prepare.sources.arrays import ArraySource
 from imagenet_fast.serving.predict import predict
 

@@ -110,7 +110,7 @@ KNOWN = {
         ("data/prepare/beam_writer.py", "unlink", 1, "its own temporary file"),
         ("data/cache.py", "unlink", 1, "its own temporary file"),
         (
-            "data/prepare/prepare.py",
+            "data/prepare/job.py",
             "unlink",
             2,
             "a shard that it has just written, and its journal",

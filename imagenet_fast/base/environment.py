@@ -11,8 +11,6 @@ import shlex
 import sys
 from typing import Any
 
-import numpy as np
-
 from imagenet_fast.base.cores import cpu_cores
 
 # CPU features that affect the speed of matrix products.
@@ -21,7 +19,9 @@ _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "a
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that affect results."""
-    import tensorflow as tf  # Here, so that --help does not import it.
+    # Here, so that --help imports neither.
+    import numpy as np
+    import tensorflow as tf
     import tf_keras as keras
 
     return {

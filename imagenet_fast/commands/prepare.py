@@ -166,7 +166,7 @@ def main(arguments: list[str]) -> int:
     if flags["max_side"] and flags["shorter_side"]:
         raise UserError("max_side and shorter_side exclude each other: give one of them")
     ImageLimit.parse(flags["max_bad_images"], "max_bad_images")
-    from imagenet_fast.data.prepare.prepare import check_choices, check_runner
+    from imagenet_fast.data.prepare.job import check_choices, check_runner
 
     check_choices(flags["encoding"], flags["exif"])
     if flags["runner"] != "local" and flags["threads"]:
@@ -248,8 +248,8 @@ def _source_options(flags: CommandFlags) -> dict[str, Any]:
 
 
 def _prepare(flags: CommandFlags, directory: str) -> int:
+    from imagenet_fast.data.prepare.job import local_directory, prepare
     from imagenet_fast.data.prepare.page import FILE, write_page
-    from imagenet_fast.data.prepare.prepare import local_directory, prepare
     from imagenet_fast.data.prepare.sources import open_source
 
     options = _source_options(flags)

@@ -9,7 +9,7 @@ from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.data import manifest
 from imagenet_fast.data.dataset import thread_count
 from imagenet_fast.data.prepare import shard_writer
-from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import open_source
 
 

@@ -15,7 +15,6 @@ from imagenet_fast.data.batches import (
     evaluation_batches,
     make_image,
     parse_examples,
-    plan_training,
     training_batches,
     unreadable,
 )
@@ -135,14 +134,6 @@ def test_images_do_not_depend_on_threads_and_batches(train, trained, numbered_ex
     assert_same(train(numbered_examples, CROPPED, batch_size=5, threads=7), trained)
 
 
-class Watched(Config):
-    """Notes which options are asked for."""
-
-    def __getattribute__(self, name):
-        Watched.asked.add(name)
-        return super().__getattribute__(name)
-
-
 @pytest.mark.long
 def test_images_are_traced_once(train, numbered_examples, monkeypatch):
     """For whole batches, for images one by one, and for pipelines with the same images."""
@@ -158,20 +149,6 @@ def test_images_are_traced_once(train, numbered_examples, monkeypatch):
     keras.backend.clear_session()  # which forgets the Python functions of a graph
     np.testing.assert_array_equal(images, train(few, config)[0])
     assert len(traced) == 2
-
-
-def test_images_do_not_depend_on_options_of_other_things(numbered_examples, identities):
-    changes = {"train_crop": "pad", "cutout": 3, "trivial_augment": True, "color_jitter": 0.4}
-    more = {"contrast": 0.1, "lighting": 0.1, "random_erasing": 0.5, "jpeg_scaling": True}
-    for options in ({**changes, **more}, {"rand_augment_layers": 1}, {"train_crop": "inception"}):
-        Watched.asked = set()
-        watched = Watched(image_size=8, **options)
-        Watched.asked.clear()
-        records, places = tf.constant(numbered_examples[:2]), tf.constant(identities(2))
-        plan = plan_training(records, places, info=INFO, options=watched)
-        make_image(*tf.nest.map_structure(lambda part: part[0], plan[:1] + plan[2:]), watched)
-        assert "image_size" in Watched.asked
-        assert not Watched.asked & batching._NOT_OF_IMAGES
 
 
 @pytest.mark.long

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from imagenet_fast import Config, UserError
-from imagenet_fast.config import option_names
-from imagenet_fast.data import batches as batching
 from imagenet_fast.data import cache
 from imagenet_fast.data.dataset import distributed_dataset
 from imagenet_fast.data.order import SplitPart
@@ -122,31 +120,6 @@ def test_options_that_do_not_affect_images_keep_the_cache(numbered, capsys):
     assert "reading" not in capsys.readouterr().err
     batches(1, **{**options, "train_crop": "pad", "eval_crop_fraction": 0.5})
     assert "reading" in capsys.readouterr().err
-
-
-class Watched(Config):
-    """Notes which options are asked for."""
-
-    def __getattribute__(self, name):
-        Watched.asked.add(name)
-        return super().__getattribute__(name)
-
-
-@pytest.mark.parametrize("crop", ["pad", pytest.param("none", marks=pytest.mark.long)])
-def test_images_depend_on_no_other_options(numbered, crop, monkeypatch):
-    # What looks at all options.
-    monkeypatch.setattr(batching, "_of_images", lambda options: options)
-    monkeypatch.setattr(batching, "_traced", batching._traced.__wrapped__)
-    Watched.asked = set()
-    config = Watched(data_dir=numbered, image_size=8, train_crop=crop, batch_size=1)
-    part = SplitPart((f"{numbered}/train-00000-of-00005",), (23,), 1, 0, by_files=False)
-    Watched.asked.clear()
-    cache._images_of.__wrapped__(part, (), "train", config, 1, None)
-    # For checks: whether there is data, and as much as a batch.
-    others = {"synthetic", "batch_size"}
-    asked = Watched.asked & set(option_names())
-    assert {"image_size", "eval_crop_fraction"} < asked
-    assert asked - others <= set(cache._PREPARATION)
 
 
 def test_random_crops_of_decoded_images_are_refused():

@@ -21,7 +21,7 @@ from imagenet_fast.data.jpeg import index as jpeg_index
 from imagenet_fast.data.jpeg.index import index_file
 from imagenet_fast.data.manifest import read_manifest, verify
 from imagenet_fast.data.prepare.add_index import Added, add_index
-from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import open_source
 
 IMAGES = 24  # One of them progressive, another one small.

@@ -11,7 +11,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.data import metadata
 from imagenet_fast.data.manifest import JOURNAL, read_manifest
 from imagenet_fast.data.metadata import FILE, perceptual_hash, read_metadata
-from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import open_source
 
 

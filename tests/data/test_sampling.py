@@ -16,7 +16,7 @@ from imagenet_fast.data.examples import LABEL, decode_example
 from imagenet_fast.data.info import SplitInfo, read_info
 from imagenet_fast.data.manifest import read_manifest, verify
 from imagenet_fast.data.order import part_of, training_order
-from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources.arrays import ArraySource
 from imagenet_fast.data.sampling import Sampling, class_shares, make_sampling
 

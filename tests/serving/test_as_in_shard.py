@@ -15,7 +15,7 @@ from imagenet_fast.data.images import to_grey_or_rgb
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.manifest import read_manifest
 from imagenet_fast.data.preparation import Preparation
-from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import open_source
 from imagenet_fast.data.records import read_records
 from imagenet_fast.serving.as_in_shard import as_in_shard

@@ -143,7 +143,7 @@ SOURCES = {
 def test_optimizers_with_muon(name, monkeypatch):
     # Synthetic data have an epoch of another length.
     monkeypatch.setattr(
-        "imagenet_fast.training.build.model.steps_per_epoch",
+        "imagenet_fast.training.run.steps_per_epoch",
         lambda info, config: steps_per_epoch(config),
     )
     batch, momentum, of_filters, of_biases, of_head, decay, bias_steps, *filters = SOURCES[name]

@@ -11,7 +11,7 @@ import tensorflow as tf
 from small_network import small_network
 
 from imagenet_fast import Config, UserError, build_model, commands, evaluate, export, make_dataset
-from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import open_source
 from imagenet_fast.data.prepare.sources.arrays import ArraySource
 from imagenet_fast.training import evaluate as evaluation
@@ -455,9 +455,10 @@ def test_data_with_classes_that_the_run_does_not_have(config, saved, tmp_path):
 def test_no_readable_image(config, saved, monkeypatch):
     """As where all are above max_pixels: an accuracy of 0 would be one of no images."""
     sums = dict.fromkeys(("loss", "top1", "top5", "examples"), 0.0)
-    model = SimpleNamespace(evaluate=lambda *_, **__: {**sums, "skipped": 359.0})
-    monkeypatch.setattr(evaluation, "build_for_evaluation", lambda *_, **__: model)
+    found = SimpleNamespace(take=lambda: {**sums, "skipped": 359.0})
+    monkeypatch.setattr(evaluation, "build_for_evaluation", lambda *_, **__: None)
     monkeypatch.setattr(evaluation, "restore_weights", lambda *_: "")
+    monkeypatch.setattr(evaluation, "Evaluation", lambda *_, **__: found)
     with pytest.raises(UserError, match=r"none of the 359 validation images .* max_pixels is 9"):
         evaluate(config.replace(max_pixels=9))
 

@@ -31,9 +31,7 @@ HEAD_INIT = 256 * 0.1082532  # its head in terms of ours
 
 def our_model(monkeypatch):
     # An epoch of CIFAR-10 instead of synthetic data.
-    monkeypatch.setattr(
-        "imagenet_fast.training.build.model.steps_per_epoch", lambda info, config: 32
-    )
+    monkeypatch.setattr("imagenet_fast.training.run.steps_per_epoch", lambda info, config: 32)
     host = {"data_on_device": False, "alternating_flip": False, "xla": False}
     small = {
         "width": 4,

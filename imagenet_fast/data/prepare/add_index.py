@@ -23,8 +23,8 @@ from imagenet_fast.data import metadata, records
 from imagenet_fast.data.examples import ENCODED, HEIGHT, JPEG_INDEX, WIDTH
 from imagenet_fast.data.jpeg.index import LEAST_PIXELS, index_file, load_jpeg_ops
 from imagenet_fast.data.manifest import JOURNAL, Manifest, Shard
+from imagenet_fast.data.prepare.job import local_directory
 from imagenet_fast.data.prepare.journal import lock, unwritable
-from imagenet_fast.data.prepare.prepare import local_directory
 
 _SUFFIX = manifests.INDEXED_SUFFIX
 _LOCK = ".add_index.lock"

@@ -20,7 +20,7 @@ from imagenet_fast.data.info import read_info
 from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.order import part_of
-from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources.arrays import ArraySource
 from imagenet_fast.lab.benchmarks.step import on_new_iterators, stepper, title
 from imagenet_fast.lab.benchmarks.timing import Comparison, Spread, time_interleaved, timed

@@ -16,7 +16,7 @@ from imagenet_fast.data.info import read_info
 from imagenet_fast.data.jpeg.index import index_file
 from imagenet_fast.data.manifest import check_sizes, read_manifest, verify
 from imagenet_fast.data.prepare.add_index import Added, add_index
-from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import open_source
 
 JPEGS = 4

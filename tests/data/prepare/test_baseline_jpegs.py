@@ -14,7 +14,7 @@ from imagenet_fast.data import records
 from imagenet_fast.data.examples import ENCODED, JPEG_INDEX
 from imagenet_fast.data.images import normalize_encoding
 from imagenet_fast.data.prepare.baseline_jpegs import find_jpegtran, is_progressive, to_baseline
-from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import open_source
 
 needs_jpegtran = pytest.mark.skipif(not shutil.which("jpegtran"), reason="needs jpegtran")

@@ -17,7 +17,7 @@ from PIL import Image
 from imagenet_fast import commands
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.manifest import JOURNAL, read_manifest
-from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import Item, Source, open_source
 
 pytest.importorskip("apache_beam")  # `tools/test.sh beam` has it

@@ -20,9 +20,9 @@ from imagenet_fast.commands import prepare as command
 from imagenet_fast.data import metadata
 from imagenet_fast.data.prepare import page as data_page
 from imagenet_fast.data.prepare.duplicates import FILE as DUPLICATES
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.page import FILE, write_page
 from imagenet_fast.data.prepare.page_figures import thumbnail
-from imagenet_fast.data.prepare.prepare import prepare
 from imagenet_fast.data.prepare.sources import open_source
 
 NAMES = ("ant & <bee>", "cat", "dog")

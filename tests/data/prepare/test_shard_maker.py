@@ -7,9 +7,9 @@ import pytest
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.manifest import JOURNAL
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.journal import leave, left_path
 from imagenet_fast.data.prepare.plan import deal, tasks_by_index
-from imagenet_fast.data.prepare.prepare import prepare
 from imagenet_fast.data.prepare.shard_maker import ShardMaker
 from imagenet_fast.data.prepare.sources.arrays import ArraySource
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from imagenet_fast.data.manifest import JOURNAL
-from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import open_source
 
 pytestmark = [
@@ -25,7 +25,7 @@ pytestmark = [
 PREPARE = """
 import os, sys, time
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import open_source
 
 source = open_source("folders", sys.argv[1])
@@ -161,7 +161,7 @@ LARGE = """
 import os, sys, time
 from imagenet_fast.data import images
 from imagenet_fast.data.prepare import shard_maker
-from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import open_source
 
 images._MUCH_MEMORY, shard_maker._LARGE_FILE = map(int, sys.argv[3:])

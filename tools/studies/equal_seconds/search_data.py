@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import Source, open_source
 from imagenet_fast.data.prepare.sources.arrays import ArraySource
 from imagenet_fast.data.prepare.sources.holdout import hold_out

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import Item, Source, open_source
 
 BRIGHTNESS, COLOUR = "brightness", "colour"

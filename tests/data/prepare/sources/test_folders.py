@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import files, open_source
 
 

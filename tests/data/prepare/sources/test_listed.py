@@ -9,7 +9,7 @@ from PIL import Image
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.prepare import plan as prepare_plan
-from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import ListedFile, listed, open_source
 
 

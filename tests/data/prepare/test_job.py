@@ -35,7 +35,7 @@ from imagenet_fast.data.examples import (
 )
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.manifest import FILE, JOURNAL, read_manifest, verify
-from imagenet_fast.data.prepare.prepare import default_shards, prepare
+from imagenet_fast.data.prepare.job import default_shards, prepare
 from imagenet_fast.data.prepare.sources import Item, Source, open_source
 from imagenet_fast.data.prepare.sources.arrays import ArraySource
 
@@ -146,7 +146,7 @@ def test_shards_do_not_depend_on_the_number_of_threads(source, tmp_path):
 
 SLOW_PREPARE = """
 import sys, time
-from imagenet_fast.data.prepare.prepare import prepare
+from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import open_source
 
 source = open_source("folders", sys.argv[1], holdout=0.25)
