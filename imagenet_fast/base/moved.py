@@ -1,4 +1,4 @@
-"""Imports of modules at their places of before fail with a line that names the new place."""
+"""Imports of modules that have moved fail with a line that names the new place."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ MOVED = {
     "training.damaged_checkpoints": "training.checkpoints.damaged",
     "training.model_dir": "training.checkpoints.model_dir",
     "training.mlperf_log": "training.logs.mlperf",
+    "training.evaluations": "training.logs.evaluations",
+    "training.report.error_analysis": "training.step.error_analysis",
     **{
         f"{folder}.{name}": f"{folder}.{new}.{name}"
         for folder, new, names in (

@@ -1,4 +1,4 @@
-"""Warnings that are printed once per process."""
+"""Lines on standard error for whoever runs a command."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import functools
 import sys
 
 from tqdm import tqdm
+
+
+def say(text: str) -> None:
+    """Prints a line about the run."""
+    print(text, file=sys.stderr, flush=True)
 
 
 @functools.cache

@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
     )
     flags.parse(arguments)
     config = Config().replace(**flags.changes(run_in(flags["model_dir"])))
-    # TensorFlow takes seconds to import.
+    # Checked here, too, because TensorFlow takes seconds to import.
     if not config.model_dir:
         raise UserError("no directory for the results: give --model_dir")
     if flags["saved_model"]:

@@ -50,7 +50,8 @@ def decode_cut_or_crop(
     """Decodes a JPEG that was cut around a crop, or the crop of another image.
 
     Args:
-      encoded: bytes of the image, a string scalar, as :func:`jpeg_index.cut_jpegs` returns it.
+      encoded: bytes of the image, a string scalar, as
+        :func:`~imagenet_fast.data.jpeg.index.cut_jpegs` returns it.
       box: int32 [4], likewise.
       is_cut: bool scalar, likewise.
       options: says how to decode JPEGs.

@@ -47,7 +47,7 @@ def encode_example(
       width: in pixels.
       channels: 1 (grayscale) or 3 (RGB).
       synset: the class's WordNet id; if None, there is no such field.
-      jpeg_index: the JPEG's index from ``jpeg_index.index_jpegs``; if empty, there is no such
+      jpeg_index: the JPEG's index from ``jpeg.index.index_jpegs``; if empty, there is no such
         field.
 
     Returns:

@@ -1,1 +1,1 @@
-"""The training loop: model, callbacks, checkpoints, clock and report."""
+"""Training runs: the loop, and what it starts with, follows and ends with."""

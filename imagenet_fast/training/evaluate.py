@@ -31,9 +31,9 @@ from imagenet_fast.training.logs.logger import Logger
 from imagenet_fast.training.logs.recorder import check_evaluated
 from imagenet_fast.training.program import Program
 from imagenet_fast.training.report.class_metrics import class_metrics
-from imagenet_fast.training.report.error_analysis import ErrorAnalysis, Predictions
 from imagenet_fast.training.run import Run, with_model
 from imagenet_fast.training.step.classifier import Classifier
+from imagenet_fast.training.step.error_analysis import ErrorAnalysis, Predictions
 
 # The default batch has at most this many images per device.
 _IMAGES_PER_DEVICE = 256

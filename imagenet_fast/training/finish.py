@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from imagenet_fast.base.notices import say
 from imagenet_fast.data import bad_images
 from imagenet_fast.distribute.exchange import text_of_chief, wait_for_all
 from imagenet_fast.training.evaluate import Evaluation
@@ -11,7 +12,6 @@ from imagenet_fast.training.logs.clock import Clock
 from imagenet_fast.training.logs.tensorboard import TensorBoard
 from imagenet_fast.training.report.saved_images import load_error_analysis, save_error_analysis
 from imagenet_fast.training.run import Run
-from imagenet_fast.training.start import say
 from imagenet_fast.training.step.classifier import Classifier
 from imagenet_fast.training.summary import make_summary, read_summary, write_summary
 

@@ -85,8 +85,8 @@ class Program:
           end: steps after the last one that may be taken.
 
         Returns:
-          The steps so far, and the first one of these, from 1, whose loss was not finite; None: of
-          all it was.
+          The steps so far, and the first one of these, from 1, whose loss was not finite; None: all
+          losses were finite.
         """
         if self._iterator is None and self._batches is not None:
             self._iterator = iter(self._batches)

@@ -1,4 +1,4 @@
-"""What is known of a run once its options, its data and its devices are."""
+"""A run's options, data, devices and numbers of steps, which everything else is made from."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import NamedTuple
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.notices import say
 from imagenet_fast.base.option import option_text
 from imagenet_fast.data.sampling import class_shares
 from imagenet_fast.distribute.consistency import check_consistent
@@ -22,8 +22,8 @@ from imagenet_fast.training.checkpoints.model_dir import (
     latest_checkpoint,
     lost_best,
 )
-from imagenet_fast.training.evaluations import Evaluations
 from imagenet_fast.training.logs.clock import Clock
+from imagenet_fast.training.logs.evaluations import Evaluations
 from imagenet_fast.training.run import Run
 from imagenet_fast.training.run_config import directory_of
 from imagenet_fast.training.run_summary import run_summary
@@ -160,11 +160,6 @@ def say_what_begins(run: Run, model: Classifier, start: Start, schedule_change: 
     lost = lost_best(config.model_dir, start.evaluations.best)
     if lost and config.keep_best:
         say(f"{lost}; only better ones will be kept")
-
-
-def say(text: str) -> None:
-    """Prints a line about the run."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def _check_against_data(run: Run) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.notices import say
 from imagenet_fast.config import Config
 from imagenet_fast.data.dataset import distributed_dataset
 from imagenet_fast.distribute.consistency import check_same_options
@@ -39,7 +40,7 @@ from imagenet_fast.training.report.saved_images import (
 )
 from imagenet_fast.training.run import Run, make_run
 from imagenet_fast.training.run_summary import device_count
-from imagenet_fast.training.start import make_model, restore, say, say_what_begins
+from imagenet_fast.training.start import make_model, restore, say_what_begins
 
 
 def train(
@@ -156,6 +157,8 @@ class _Training:
                 with run.strategy.scope():
                     self._take_steps(last_step)
             early = evaluations.reason_to_stop(config)
+            if not early and self.callbacks.stop:
+                early = "by a Keras callback"
             reached = config.reaches_target(evaluations.last.get("top1"))
             finished = self.recorder.step == run.total_steps
             for logger in self.loggers:

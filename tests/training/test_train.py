@@ -415,7 +415,9 @@ class Watcher(RowLogger):
 def test_callbacks_see_evaluations_and_may_end_the_run(config, tmp_path):
     config = config.replace(model_dir=str(tmp_path / "run"), examine=False, tensorboard=False)
     watcher = Watcher(last=1)
-    assert train(config, callbacks=[watcher], model=small_network)["steps"] == 20
+    found = train(config, callbacks=[watcher], model=small_network)
+    assert found["steps"] == 20
+    assert found["stopped"] == "by a Keras callback"
     assert watcher.closed
     assert watcher.rows == read_rows(config.model_dir)
     rows = [row for row in watcher.rows if row["kind"] == "validation"]

@@ -179,7 +179,7 @@ def _metrics(folder: pathlib.Path) -> list[bytes]:
 
 
 def _read_metrics(folder: pathlib.Path, data: bytes) -> None:
-    from imagenet_fast.training.evaluations import Evaluations
+    from imagenet_fast.training.logs.evaluations import Evaluations
     from imagenet_fast.training.logs.metrics_file import METRICS_FILE, read_rows
 
     (folder / METRICS_FILE).write_bytes(data)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.notices import warn_once
+from imagenet_fast.base.notices import say, warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.config import Config
@@ -114,14 +113,14 @@ def build(
     per_replica_batch_size(config, strategy)
     _check_loss_scaling(config, strategy)
     check_selection(config, strategy)
-    classifier = _build_uncompiled(config, info.labels, strategy, custom)
+    classifier = _build_without_optimizer(config, info.labels, strategy, custom)
     if not classifier.trainable_variables:
         raise UserError(
             f"model {classifier.name} has nothing to train: all its layers have trainable = False, "
             "or are in a model or layer that has"
         )
     if config.initial_weights and not restored:
-        print(load_initial_weights(classifier, build_classifier), file=sys.stderr, flush=True)
+        say(load_initial_weights(classifier, build_classifier))
     with classifier.distribute_strategy.scope():
         if classifier.mixer is not None:
             _check_mixer(config)
@@ -171,7 +170,7 @@ def build_for_evaluation(
       UserError: as :func:`build_model`.
     """
     config = with_stages_for_devices(run.config)
-    classifier = _build_uncompiled(config, labels or run.info.labels, run.strategy, custom)
+    classifier = _build_without_optimizer(config, labels or run.info.labels, run.strategy, custom)
     _load_validation_images(classifier, run.config, run.info)
     return classifier
 
@@ -224,7 +223,7 @@ def _check_loss_scaling(options: SharedOptions, strategy: tf.distribute.Strategy
             )
 
 
-def _build_uncompiled(
+def _build_without_optimizer(
     config: Config,
     labels: Sequence[str],
     strategy: tf.distribute.Strategy,

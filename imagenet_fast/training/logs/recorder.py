@@ -10,8 +10,8 @@ import tf_keras as keras
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.bad_images import describe
 from imagenet_fast.optimizers.slots import unwrapped
-from imagenet_fast.training.evaluations import Evaluations
 from imagenet_fast.training.logs.clock import Clock
+from imagenet_fast.training.logs.evaluations import Evaluations
 from imagenet_fast.training.logs.logger import Logger, Row
 from imagenet_fast.training.step.training_step import TrainingStep
 

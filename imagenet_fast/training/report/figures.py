@@ -14,8 +14,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from imagenet_fast.base.plotting import PAGE_STYLE, PNG_STYLE, page_svg, without_glyph_warnings
-from imagenet_fast.training.report.error_analysis import ErrorAnalysis
 from imagenet_fast.training.report.input_images import InputImages
+from imagenet_fast.training.step.error_analysis import ErrorAnalysis
 
 # With at most this many classes, cells show numbers, and rows and columns show class names.
 _NUMBERS = 16

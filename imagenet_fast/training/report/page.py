@@ -19,10 +19,10 @@ from imagenet_fast.training.logs.metrics_file import Row, read_rows
 from imagenet_fast.training.report import formats, page_images
 from imagenet_fast.training.report.charts import run_charts
 from imagenet_fast.training.report.class_metrics import class_metrics, mean_metrics
-from imagenet_fast.training.report.error_analysis import ErrorAnalysis
 from imagenet_fast.training.report.formats import MISSING, is_number
 from imagenet_fast.training.report.input_images import InputImages
 from imagenet_fast.training.report.saved_images import load_error_analysis, load_inputs
+from imagenet_fast.training.step.error_analysis import ErrorAnalysis
 
 FILE = "report.html"
 

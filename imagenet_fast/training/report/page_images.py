@@ -12,7 +12,6 @@ from PIL import Image
 from imagenet_fast.base import html_page
 from imagenet_fast.training.report import formats
 from imagenet_fast.training.report.class_metrics import class_metrics, mean_metrics, worst_first
-from imagenet_fast.training.report.error_analysis import ErrorAnalysis
 from imagenet_fast.training.report.figures import (
     classes_in_a_cell,
     confusion_svg,
@@ -21,6 +20,7 @@ from imagenet_fast.training.report.figures import (
     most_confused,
 )
 from imagenet_fast.training.report.input_images import InputImages
+from imagenet_fast.training.step.error_analysis import ErrorAnalysis
 
 _CLASSES = 50
 # Images of at least this height are JPEGs in the page: PNGs would be ten times as large.

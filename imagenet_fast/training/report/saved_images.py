@@ -13,8 +13,8 @@ from imagenet_fast.base.option import MOST_PIXELS
 from imagenet_fast.base.outside import read_arrays
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.training.logs.tensorboard import TensorBoard
-from imagenet_fast.training.report.error_analysis import ErrorAnalysis
 from imagenet_fast.training.report.input_images import InputImages
+from imagenet_fast.training.step.error_analysis import ErrorAnalysis
 
 INPUTS_FILE = "input_images.npz"
 ERROR_ANALYSIS_FILE = "examination.npz"

@@ -18,7 +18,7 @@ from imagenet_fast.optimizers.slots import make_slots
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.programs import sum_of
 from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
-from imagenet_fast.training.report.error_analysis import Predictions
+from imagenet_fast.training.step.error_analysis import Predictions
 from imagenet_fast.training.step.losses import class_probabilities, image_losses
 from imagenet_fast.training.step.metric_sums import (
     NAMES,

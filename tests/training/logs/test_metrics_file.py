@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from imagenet_fast.training.evaluations import Evaluations
+from imagenet_fast.training.logs.evaluations import Evaluations
 from imagenet_fast.training.logs.metrics_file import JsonLines, read_rows
 
 

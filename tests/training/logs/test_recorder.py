@@ -7,8 +7,8 @@ import pytest
 import tf_keras as keras
 
 from imagenet_fast import UserError
-from imagenet_fast.training.evaluations import Evaluations
 from imagenet_fast.training.logs.clock import Clock
+from imagenet_fast.training.logs.evaluations import Evaluations
 from imagenet_fast.training.logs.logger import Logger
 from imagenet_fast.training.logs.recorder import Recorder, check_evaluated
 from imagenet_fast.training.step.classifier import Classifier

@@ -12,7 +12,6 @@ from confusion_entries import entries
 from PIL import Image
 
 from imagenet_fast.training.report import figures
-from imagenet_fast.training.report.error_analysis import ErrorAnalysis
 from imagenet_fast.training.report.figures import (
     confusion_png,
     confusion_svg,
@@ -22,6 +21,7 @@ from imagenet_fast.training.report.figures import (
     most_confused,
 )
 from imagenet_fast.training.report.input_images import InputImages
+from imagenet_fast.training.step.error_analysis import ErrorAnalysis
 
 BLUE, ORANGE = np.array(figures._RIGHT) * 255, np.array(figures._WRONG) * 255
 

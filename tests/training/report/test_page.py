@@ -12,9 +12,9 @@ from confusion_entries import entries
 from PIL import Image
 
 from imagenet_fast.config import Config
-from imagenet_fast.training.report.error_analysis import ErrorAnalysis
 from imagenet_fast.training.report.input_images import InputImages
 from imagenet_fast.training.report.page import render
+from imagenet_fast.training.step.error_analysis import ErrorAnalysis
 
 CONFIG = Config(data_dir="/data/flowers", model="resnet18", batch_size=64, duration="3 epochs")
 

@@ -8,7 +8,6 @@ import tensorflow as tf
 from confusion_entries import entries
 
 from imagenet_fast.training.logs.tensorboard import TensorBoard
-from imagenet_fast.training.report.error_analysis import ErrorAnalysis
 from imagenet_fast.training.report.input_images import InputImages
 from imagenet_fast.training.report.saved_images import (
     load_error_analysis,
@@ -17,6 +16,7 @@ from imagenet_fast.training.report.saved_images import (
     save_error_analysis,
     save_inputs,
 )
+from imagenet_fast.training.step.error_analysis import ErrorAnalysis
 
 LABELS = ["cat", "dog|hound"]
 

@@ -10,8 +10,8 @@ from small_config import SMALL
 from imagenet_fast import build_model, models
 from imagenet_fast.models import network_of
 from imagenet_fast.serving.module import serving_module
-from imagenet_fast.training.report.error_analysis import _worst_of_batch
 from imagenet_fast.training.step.classifier import Classifier
+from imagenet_fast.training.step.error_analysis import _worst_of_batch
 from imagenet_fast.training.step.losses import class_probabilities, image_losses
 
 BINARY = "binary_cross_entropy"

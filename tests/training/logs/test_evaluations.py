@@ -7,7 +7,7 @@ import pytest
 import tf_keras as keras
 
 from imagenet_fast import Config
-from imagenet_fast.training.evaluations import Evaluations
+from imagenet_fast.training.logs.evaluations import Evaluations
 
 
 def epochs_of_keras(top1s, patience):

@@ -12,8 +12,8 @@ from confusion_entries import entries
 from imagenet_fast import Config, build_model
 from imagenet_fast.data.dataset import distributed_dataset
 from imagenet_fast.training.evaluate import Evaluation
-from imagenet_fast.training.report.error_analysis import Predictions
 from imagenet_fast.training.run import make_run
+from imagenet_fast.training.step.error_analysis import Predictions
 
 JOB = pathlib.Path(__file__).with_name("error_analysis_job.py")
 OPTIONS = {
