@@ -32,6 +32,8 @@ _DEVICE_ERRORS = (
     tf.errors.FailedPreconditionError,
     tf.errors.NotFoundError,
 )
+# Of a program that could not be written: see compile_cache.py.
+_FULL_CACHE = re.compile(r"xla_compile_cache.*No space left", re.DOTALL)
 _LOST_WORKER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
@@ -55,6 +57,11 @@ def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[N
         reason = _reading_error(error)
         if reason:
             raise UserError(f"{reason}; after fixing that, the same command {then}") from error
+        if _FULL_CACHE.search(error.message):
+            raise UserError(
+                "no space is left in the temporary folder, where TensorFlow keeps what XLA "
+                f"compiles; with more space, or --compile_cache=none, the same command {then}"
+            ) from error
         if isinstance(error, _DEVICE_ERRORS) and _DEVICE.search(error.message):
             raise UserError(
                 f"{first_line(error)} ({type(error).__name__}); `imagenet-fast doctor` checks the "

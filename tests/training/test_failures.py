@@ -135,6 +135,12 @@ def test_unavailable_bucket(error):
     assert str(caught.value).endswith("; after fixing that, the same command begins anew")
 
 
+def test_a_full_disk_of_the_compile_cache():
+    message = "/tmp/imagenet-fast-xla-a/xla_compile_cache__1.pb.tmp; No space left on device"
+    with pytest.raises(UserError, match="--compile_cache=none"), errors_explained("resumes"):
+        raise tf.errors.ResourceExhaustedError(None, None, message)
+
+
 @pytest.mark.parametrize(
     "error", [tf.errors.InvalidArgumentError(None, None, "a bug"), RuntimeError("a bug")]
 )

@@ -440,3 +440,12 @@ def test_callbacks_of_the_learning_rate_are_refused(digits, tmp_path, callback):
     config = Config(data_dir=digits, model_dir=str(tmp_path), **OPTIONS, strategy="one_device")
     with pytest.raises(UserError, match=f"{type(callback).__name__} would have no effect: "):
         train(config, callbacks=[callback], model=small_network)
+
+
+def test_callbacks_whose_weights_the_checkpoints_lack_are_refused(digits, tmp_path):
+    config = Config(data_dir=digits, model_dir=str(tmp_path), **OPTIONS, strategy="one_device")
+    callback = keras.callbacks.EarlyStopping(restore_best_weights=True)
+    with pytest.raises(
+        UserError, match="comes too late for the checkpoints: leave it out, and give"
+    ):
+        train(config, callbacks=[callback], model=small_network)

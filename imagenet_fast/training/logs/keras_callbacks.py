@@ -28,7 +28,7 @@ class KerasCallbacks(Logger):
       last_step: of the run.
 
     Raises:
-      UserError: if a callback would have no effect.
+      UserError: if a callback would have no effect, or one that the checkpoints lack.
     """
 
     def __init__(
@@ -49,6 +49,11 @@ class KerasCallbacks(Logger):
                 raise UserError(
                     f"{type(callback).__name__} would have no effect: the learning rate follows "
                     "the run's schedule, warmup and decay_at"
+                )
+            if getattr(callback, "restore_best_weights", False):
+                raise UserError(
+                    "EarlyStopping's restore_best_weights comes too late for the checkpoints: leave "
+                    "it out, and give --keep_best"
                 )
         if callbacks:
             epochs = -(-last_step // every)
