@@ -52,8 +52,8 @@ class KerasCallbacks(Logger):
                 )
             if getattr(callback, "restore_best_weights", False):
                 raise UserError(
-                    "EarlyStopping's restore_best_weights comes too late for the checkpoints: leave "
-                    "it out, and give --keep_best"
+                    "EarlyStopping's restore_best_weights comes too late for the checkpoints: "
+                    "leave it out, and give --keep_best"
                 )
         if callbacks:
             epochs = -(-last_step // every)
