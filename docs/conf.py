@@ -56,7 +56,7 @@ nitpick_ignore_regex = [
     # Which options all models take: models.batch_norm.norm_arguments says what they are.
     (r"py:class", "NormOptions"),
     # Private classes; users see Source.
-    (r"py:class", r"imagenet_fast\.data\.sources\.\w+\.\w+Source"),
+    (r"py:class", r"imagenet_fast\.data\.prepare\.sources\.\w+\.\w+Source"),
 ]
 
 html_theme = "furo"
