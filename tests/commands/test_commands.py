@@ -16,6 +16,7 @@ from imagenet_fast import commands
 from imagenet_fast.__main__ import main
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.files import write_file
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.commands.train import _MAIN_OPTIONS
 from imagenet_fast.config import Config, option_names
 
@@ -157,6 +158,7 @@ def test_train_warns_of_a_warmup_without_effect(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "import_tensorflow", stop)
+    warn_once.cache_clear()
     commands.run(["train", "--flagfile=photos", "--model_dir=x"])
     assert "warmup" not in capsys.readouterr().err
     commands.run(["train", "--flagfile=photos", "--model_dir=x", "--warmup=3 epochs"])
