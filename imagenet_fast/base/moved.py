@@ -70,7 +70,7 @@ class _Moved(importlib.abc.MetaPathFinder):
 
 
 def explain_moved_modules(package: str) -> None:
-    """Lets imports of the package's modules of before name the new place.
+    """Makes imports of the package's moved modules name the new place.
 
     Args:
       package: the package's ``__name__``.

@@ -76,7 +76,7 @@ class Evaluation:
 
         Args:
           step: weight updates of the model.
-          loggers: are told what happens.
+          loggers: called at the events of the evaluation.
 
         Returns:
           The metrics, over all images.
