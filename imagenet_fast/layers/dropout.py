@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import per_replica_variable
 from imagenet_fast.layers import micro_batch
 
 
@@ -39,14 +40,12 @@ class Dropout(keras.layers.Layer):
     def build(self, input_shape: Any) -> None:
         """Makes the key and the count, int64 [2]: a copy in each replica, with equal values."""
         key = random.randrange(2**31)
-        self.state = self.add_weight(
-            name="state",
-            shape=[2],
+        self.state = per_replica_variable(
+            self,
+            "state",
+            [2],
+            lambda shape, dtype=None: tf.constant([key, 0], dtype, shape),
             dtype="int64",
-            initializer=lambda shape, dtype=None: tf.constant([key, 0], dtype, shape),
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
         )
         super().build(input_shape)
 
@@ -56,7 +55,7 @@ class Dropout(keras.layers.Layer):
             return tf.identity(inputs)
         context = tf.distribute.get_replica_context()
         replica = context.replica_id_in_sync_group if context else 0
-        seed = tf.random.experimental.stateless_fold_in(self.state.read_value(), replica)
+        seed = tf.random.experimental.stateless_fold_in(tf.convert_to_tensor(self.state), replica)
         part = micro_batch.current()
         if part is None:
             self.count()

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.layers.batch_normalization import BatchNormalization
 
 # Options of Keras' layer that change its statistics.
 _CONFLICTING = ("synchronized", "fused", "renorm", "virtual_batch_size", "adjustment")
 
 
 @keras.saving.register_keras_serializable("imagenet_fast")
-class GhostBatchNormalization(keras.layers.BatchNormalization):
+class GhostBatchNormalization(BatchNormalization):
     """Keras' batch norm, with separate statistics for groups of a batch's images.
 
     Ghost batch norm (Hoffer et al. 2017, "Train longer, generalize better") as in Page 2019, "How
@@ -55,27 +56,23 @@ class GhostBatchNormalization(keras.layers.BatchNormalization):
     def build(self, input_shape: Any) -> None:
         """Makes the weights: those of Keras' layer."""
         super().build(input_shape)
-        if list(self.axis) != [len(input_shape) - 1]:
+        axes = [self.axis] if isinstance(self.axis, int) else list(self.axis)
+        if axes not in ([-1], [len(input_shape) - 1]):
             raise UserError(
-                f"GhostBatchNormalization got axis {list(self.axis)} of inputs of shape "
+                f"GhostBatchNormalization got axis {axes} of inputs of shape "
                 f"{tuple(input_shape)}, but the channels must come last: axis=-1"
             )
 
     def call(
-        self,
-        inputs: tf.Tensor,
-        training: bool | tf.Tensor | None = None,
-        mask: tf.Tensor | None = None,
+        self, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None
     ) -> tf.Tensor:
         """Normalizes by the groups' statistics if ``training``, else by the moving averages."""
         if mask is not None:
             raise UserError("GhostBatchNormalization does not support masks")
         inputs = tf.cast(inputs, self.compute_dtype)
-        return tf.__internal__.smart_cond.smart_cond(
-            self._get_training_value(training),
-            lambda: self._normalize_groups(inputs),
-            lambda: super(GhostBatchNormalization, self).call(inputs, training=False),
-        )
+        if training and self.trainable:
+            return self._normalize_groups(inputs)
+        return super().call(inputs, training=False)
 
     def get_config(self) -> dict[str, Any]:
         """Returns all options, for saving."""
@@ -88,18 +85,15 @@ class GhostBatchNormalization(keras.layers.BatchNormalization):
         grouped = tf.reshape(
             inputs, [images // groups, groups, tf.reduce_prod(shape[1:-1]), channels]
         )
-        gamma = self.gamma if self.scale else tf.ones([channels], self._param_dtype)
-        beta = self.beta if self.center else tf.zeros([channels], self._param_dtype)
+        gamma, beta = self._gamma_and_beta(channels)
         # XLA fuses arithmetic, which is then faster; the kernel does not support float64.
         if tf.__internal__.get_enclosing_xla_context() or inputs.dtype == tf.float64:
-            results = _by_arithmetic(grouped, gamma, beta, self.epsilon, self.moving_mean)
+            shift = tf.convert_to_tensor(self.moving_mean)
+            results = _by_arithmetic(grouped, gamma, beta, self.epsilon, shift)
         else:
             results = _by_kernel(grouped, gamma, beta, self.epsilon)
         outputs, means, variances = results
-        for average, values in ((self.moving_mean, means), (self.moving_variance, variances)):
-            self._assign_moving_average(
-                average, tf.reduce_mean(values, axis=0), self.momentum, images
-            )
+        self._average(tf.reduce_mean(means, axis=0), tf.reduce_mean(variances, axis=0))
         return tf.reshape(outputs, shape)
 
     def _number_of_groups(self, inputs: tf.Tensor) -> int | tf.Tensor:

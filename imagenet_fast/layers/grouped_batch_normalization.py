@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import KERAS_2
 from imagenet_fast.distribute.group_sum import group_sum
 from imagenet_fast.distribute.groups import Groups, consecutive
+from imagenet_fast.layers.batch_normalization import BatchNormalization
 
 # Options of Keras' layer that change its statistics, or those of this layer.
 _CONFLICTING = ("synchronized", "fused", "renorm", "virtual_batch_size")
 
 
 @keras.saving.register_keras_serializable("imagenet_fast")
-class GroupedBatchNormalization(keras.layers.BatchNormalization):
+class GroupedBatchNormalization(BatchNormalization):
     """Keras' batch norm, with statistics over the images of neighbouring replicas.
 
     In training, the replicas of a group use the mean and biased variance of all their images, in
@@ -57,8 +59,7 @@ class GroupedBatchNormalization(keras.layers.BatchNormalization):
     def build(self, input_shape: Any) -> None:
         """Makes the weights; must be called in the strategy's scope."""
         if self._groups().size > 1:
-            # Keras' fused kernel computes the statistics of one replica.
-            self.fused = False
+            self.fused = False  # in Keras 2
         super().build(input_shape)
 
     def get_config(self) -> dict[str, Any]:
@@ -71,40 +72,63 @@ class GroupedBatchNormalization(keras.layers.BatchNormalization):
         size = 1 if replicas == 1 else self.group_size or replicas
         return consecutive(replicas, size)
 
-    def _calculate_mean_and_var(
-        self,
-        inputs: tf.Tensor,
-        reduction_axes: Sequence[int],
-        keep_dims: bool,
-        mask: tf.Tensor | None = None,
+    def _fuses(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> bool:
+        # The kernel computes the statistics of one replica.
+        return self._groups().size == 1 and super()._fuses(inputs, mask)
+
+    if KERAS_2:
+
+        def _calculate_mean_and_var(
+            self, inputs: tf.Tensor, axes: Sequence[int], keep_dims: bool, mask: Any = None
+        ) -> tuple[tf.Tensor, tf.Tensor]:
+            if self._is_alone():
+                return super()._calculate_mean_and_var(inputs, axes, keep_dims, mask)
+            mean, variance = self._group_moments(inputs, axes, mask)
+            if not keep_dims:
+                return mean, variance
+            shape = [1 if axis in axes else -1 for axis in range(len(inputs.shape))]
+            return tf.reshape(mean, shape), tf.reshape(variance, shape)
+
+    else:
+
+        def _moments(self, inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
+            """Overrides the training statistics of Keras' layer, in float32 or float64."""
+            if self._is_alone():
+                return super()._moments(inputs, mask)
+            rank = len(inputs.shape)
+            axes = [axis for axis in range(rank) if axis != self.axis % rank]
+            return self._group_moments(inputs, axes, mask)
+
+    def _is_alone(self) -> bool:
+        """Whether there is nothing to reduce, as in cross-replica context, where models are made."""
+        return self._groups().size == 1 or tf.distribute.in_cross_replica_context()
+
+    def _group_moments(
+        self, inputs: tf.Tensor, axes: Sequence[int], mask: tf.Tensor | None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Overrides the training statistics of Keras' layer, in float32 or float64."""
-        groups = self._groups()
-        # Keras makes models in cross-replica context, where there is nothing to reduce.
-        if groups.size == 1 or tf.distribute.in_cross_replica_context():
-            return super()._calculate_mean_and_var(inputs, reduction_axes, keep_dims, mask)
+        """Returns the mean and biased variance of the group's inputs, [channels].
+
+        Args:
+          inputs: of this replica.
+          axes: all but that of the channels.
+          mask: as in :meth:`call`.
+        """
+        shape = [1 if axis in axes else -1 for axis in range(len(inputs.shape))]
         # Equal in all replicas of a group, which update it by the same statistics.
         shift = tf.stop_gradient(tf.cast(self.moving_mean, inputs.dtype))
-        inputs -= tf.reshape(shift, self._channels_of(inputs))
+        inputs -= tf.reshape(shift, shape)
         if mask is None:
             entries = tf.cast(tf.size(inputs), inputs.dtype)
         else:
             weights = tf.expand_dims(tf.cast(mask, inputs.dtype), axis=-1)
             inputs *= weights
             entries = tf.reduce_sum(tf.broadcast_to(weights, tf.shape(inputs)))
-        sums = tf.reduce_sum(inputs, reduction_axes, keep_dims)
-        squares = tf.reduce_sum(tf.square(inputs), reduction_axes, keep_dims)
+        sums = tf.reduce_sum(inputs, axes)
+        squares = tf.reduce_sum(tf.square(inputs), axes)
         channels = sums.shape.num_elements()
-        local = tf.concat(
-            [tf.reshape(sums, [-1]), tf.reshape(squares, [-1]), [entries / channels]], axis=0
-        )
-        group = group_sum(local, groups, self.name)
+        local = tf.concat([sums, squares, [entries / channels]], axis=0)
+        group = group_sum(local, self._groups(), self.name)
         mean, square, _ = tf.split(tf.math.divide_no_nan(group, group[-1]), [channels, channels, 1])
         # Rounding may make the difference negative.
         variance = tf.maximum(square - tf.square(mean), 0)
-        mean = tf.reshape(mean, sums.shape) + tf.reshape(shift, sums.shape)
-        return mean, tf.reshape(variance, sums.shape)
-
-    def _channels_of(self, inputs: tf.Tensor) -> list[int]:
-        """Returns the shape with which one value per channel broadcasts to ``inputs``."""
-        return [size if axis in self.axis else 1 for axis, size in enumerate(inputs.shape)]
+        return mean + shift, variance

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.one_call import assign_everywhere

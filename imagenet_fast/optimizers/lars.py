@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import tensorflow as tf
-import tf_keras as keras
+import keras
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.optimizers.schedules import Schedule
+from imagenet_fast.base.keras_2 import ops
+from imagenet_fast.optimizers.schedules import Schedule, Tensor
 from imagenet_fast.optimizers.sgd import SGD, as_list
 
 
@@ -92,9 +92,7 @@ class LARS(SGD):
         self.epsilon = epsilon
         self.trust_mask = as_list(trust_mask, bool)
 
-    def trust_ratios(
-        self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]
-    ) -> list[tf.Tensor]:
+    def trust_ratios(self, gradients: Sequence[Tensor], variables: Sequence[Any]) -> list[Tensor]:
         """Returns the trust ratio of each variable, the factor of its learning rate.
 
         Args:
@@ -106,48 +104,56 @@ class LARS(SGD):
         """
         indices = [self._index(variable) for variable in variables]
         scaled = [self.trust_mask is None or self.trust_mask[index] for index in indices]
-        dtype = tf.float64 if any(v.dtype == tf.float64 for v in variables) else tf.float32
-        one = tf.ones([], dtype)
+        # TensorFlow's dtype, or its name.
+        wide = any("float64" in str(variable.dtype) for variable in variables)
+        dtype = "float64" if wide else "float32"
+        one = ops.cast(1.0, dtype)
         if not any(scaled):
             return [one for _ in variables]
         # One kernel for each norm, then the arithmetic of all on one vector.
         weight_norms = _norms(itertools.compress(variables, scaled), dtype)
         gradient_norms = _norms(itertools.compress(gradients, scaled), dtype)
         decays = [self._decay_of(index) for index in itertools.compress(indices, scaled)]
-        denominators = gradient_norms + tf.constant(decays, dtype) * weight_norms
+        denominators = gradient_norms + ops.cast(decays, dtype) * weight_norms
         if self.epsilon:
-            denominators += tf.constant(self.epsilon, dtype)
-        ratios = tf.where(
-            (weight_norms > 0) & (gradient_norms > 0),
-            tf.constant(self.eeta, dtype) * weight_norms / denominators,
+            denominators = denominators + ops.cast(self.epsilon, dtype)
+        ratios = ops.where(
+            ops.logical_and(weight_norms > 0, gradient_norms > 0),
+            ops.cast(self.eeta, dtype) * weight_norms / denominators,
             one,
         )
-        ratio = iter(tf.unstack(ratios, num=sum(scaled)))
+        ratio = iter(ops.unstack(ratios, sum(scaled)))
         return [next(ratio) if is_scaled else one for is_scaled in scaled]
 
-    def _internal_apply_gradients(
-        self, grads_and_vars: Sequence[tuple[tf.Tensor, tf.Variable]]
-    ) -> tf.Variable:
-        """Keras calls this in each replica with all-reduced, clipped gradients."""
-        variables = [variable for _, variable in grads_and_vars]
-        # As in SGD.update_step.
-        gradients = [tf.convert_to_tensor(g, v.dtype) for g, v in grads_and_vars]
-        ratios = self.trust_ratios(gradients, variables)
-        # Keras passes each ratio, with its gradient, to the variable's update_step.
-        pairs = list(zip(gradients, ratios))
-        return super()._internal_apply_gradients(list(zip(pairs, variables)))
+    def prepared(self, pairs: Iterable[tuple[Tensor, Any]]) -> list[tuple[Any, Any]]:
+        """Returns what :meth:`update_step` takes: each gradient with its trust ratio.
 
-    def update_step(self, gradient: tuple[tf.Tensor, tf.Tensor], variable: tf.Variable) -> None:
-        """Applies one gradient, paired with its trust ratio, to its variable."""
+        Args:
+          pairs: gradients, summed over the replicas and clipped, and their variables.
+        """
+        pairs = [pair for pair in pairs if pair[0] is not None]
+        variables = [variable for _, variable in pairs]
+        # As in SGD.update_step.
+        gradients = [ops.cast(ops.convert_to_tensor(g), v.dtype) for g, v in pairs]
+        ratios = self.trust_ratios(gradients, variables)
+        return list(zip(zip(gradients, ratios), variables))
+
+    def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
+        return self.prepared(super()._all_reduce_sum_gradients(grads_and_vars))
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Tensor) -> None:
+        """Applies one gradient, or a pair of one and its trust ratio, to its variable."""
+        if not isinstance(gradient, tuple):  # of a backend that updates one after another
+            ((gradient, _),) = self.prepared([(gradient, variable)])
         direction, ratio = gradient
         index = self._index(variable)
-        rate = tf.cast(self._learning_rate_of(index), ratio.dtype)
+        rate = ops.cast(self._rate_of(index, learning_rate), ratio.dtype)
         if self.rate_in_momentum:
-            rate *= ratio
+            rate = rate * ratio
             direction = self._add_decay(direction, variable, index, buffer_scale=-rate)
         else:
             direction = self._add_decay(direction, variable, index, buffer_scale=None)
-            direction *= tf.cast(ratio, direction.dtype)
+            direction = direction * ops.cast(ratio, direction.dtype)
         self._apply(direction, variable, index, rate)
 
     def _by_variable(self) -> dict[str, list[Any] | None]:
@@ -158,7 +164,6 @@ class LARS(SGD):
         return {**super().get_config(), "eeta": self.eeta, "epsilon": self.epsilon}
 
 
-def _norms(tensors: Iterable[tf.Tensor | tf.Variable], dtype: tf.DType) -> tf.Tensor:
+def _norms(tensors: Iterable[Any], dtype: str) -> Tensor:
     """Returns the L2 norm of each tensor, [tensors]."""
-    halves = [tf.nn.l2_loss(tf.cast(tensor, dtype)) for tensor in tensors]
-    return tf.sqrt(2 * tf.stack(halves))
+    return ops.sqrt(ops.stack([ops.sum(ops.square(ops.cast(tensor, dtype))) for tensor in tensors]))

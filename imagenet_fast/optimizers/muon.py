@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-import tf_keras as keras
+import keras
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.optimizers.schedules import Schedule
+from imagenet_fast.base.keras_2 import ops
+from imagenet_fast.optimizers.schedules import Schedule, Tensor
 from imagenet_fast.optimizers.sgd import SGD, as_list
 
 # Of the odd polynomial of degree 5 that each iteration applies to all singular values: steep at 0,
@@ -87,46 +87,46 @@ class Muon(SGD):
         self.newton_schulz_steps = newton_schulz_steps
         self.newton_schulz_dtype = newton_schulz_dtype
 
-    def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
         """Applies one gradient to its variable."""
         index = self._index(variable)
         if not self._is_filter(index, variable):
-            super().update_step(gradient, variable)
+            super().update_step(gradient, variable, learning_rate)
             return
-        gradient = tf.convert_to_tensor(gradient, variable.dtype)
-        buffer, shape, dtype = self.momentums[index], variable.shape, gradient.dtype
-        momentum = tf.constant(self.filter_momentum, dtype)
+        gradient = ops.cast(ops.convert_to_tensor(gradient), variable.dtype)
+        buffer, shape, dtype = self.momentums[index], tuple(variable.shape), gradient.dtype
+        momentum = ops.cast(self.filter_momentum, dtype)
         direction = momentum * buffer + gradient
-        buffer.assign(direction)
+        self.assign(buffer, direction)
         if self.nesterov:
             direction = gradient + momentum * direction
         # Keras has the output channels in the columns. Orthogonalizing commutes with transposing.
-        matrix = tf.reshape(direction, [-1, shape[-1]])
+        matrix = ops.reshape(direction, [-1, shape[-1]])
         step = orthogonalize(
             matrix, self.newton_schulz_steps, self.newton_schulz_dtype, self.coefficients
         )
-        norm = tf.constant(shape[-1] ** 0.5, dtype)
-        scale = tf.math.divide_no_nan(norm, tf.norm(variable))
+        norm = _norm(ops.convert_to_tensor(variable))
+        scale = ops.where(norm > 0, ops.cast(shape[-1] ** 0.5, dtype) / norm, ops.cast(0.0, dtype))
         if not all(self._resets):
-            scale = tf.where(self._resets_norm(), scale, tf.ones_like(scale))
-        rate = tf.cast(self._learning_rate_of(index), dtype)
-        variable.assign(scale * variable - rate * tf.reshape(step, shape))
+            scale = ops.where(self._resets_norm(), scale, ops.cast(1.0, dtype))
+        rate = ops.cast(self._rate_of(index, learning_rate), dtype)
+        self.assign(variable, scale * variable - rate * ops.reshape(step, shape))
 
-    def _resets_norm(self) -> tf.Tensor:
+    def _resets_norm(self) -> Tensor:
         """Returns whether this step resets the norm of filters, a bool scalar."""
         # An optimizer that goes on beyond its steps repeats them.
-        place = tf.cast(self.iterations, tf.int64) % len(self._resets)
-        return tf.gather(tf.constant(self._resets), place)
+        place = ops.cast(self.iterations, "int32") % len(self._resets)
+        return ops.take(ops.convert_to_tensor(self._resets), place)
 
-    def _is_filter(self, index: int, variable: tf.Variable) -> bool:
+    def _is_filter(self, index: int, variable: Any) -> bool:
         if self.filter_mask is None:
-            return variable.shape.rank == 4
+            return len(variable.shape) == 4
         return bool(self.filter_mask[index])
 
-    def _check(self, var_list: Sequence[tf.Variable]) -> None:
-        super()._check(var_list)
-        for index, variable in enumerate(var_list):
-            if self._is_filter(index, variable) and variable.shape.rank < 2:
+    def _check(self, variables: Sequence[Any]) -> None:
+        super()._check(variables)
+        for index, variable in enumerate(variables):
+            if self._is_filter(index, variable) and len(variable.shape) < 2:
                 raise UserError(
                     f"filter_mask has entry {index} for {variable.name}, of shape "
                     f"{tuple(variable.shape)}, which is no matrix: set it to False"
@@ -174,11 +174,11 @@ def resets_of_norm(every: Sequence[int], total_steps: int | None) -> list[bool]:
 
 
 def orthogonalize(
-    matrix: tf.Tensor,
+    matrix: Tensor,
     steps: int = 3,
     dtype: str = "bfloat16",
     coefficients: Sequence[float] = COEFFICIENTS,
-) -> tf.Tensor:
+) -> Tensor:
     """Returns a matrix with the same singular vectors, and singular values of about 1.
 
     Newton-Schulz iteration with Jordan's coefficients does not converge, but brings singular values
@@ -197,16 +197,19 @@ def orthogonalize(
     """
     a, b, c = coefficients
     # No singular value is above the norm.
-    x = matrix / (tf.norm(matrix) + _EPSILON)
+    x = matrix / (_norm(matrix) + _EPSILON)
     tall = matrix.shape[0] > matrix.shape[1]
 
-    def product(left: tf.Tensor, right: tf.Tensor, **transpose: bool) -> tf.Tensor:
-        left, right = tf.cast(left, dtype), tf.cast(right, dtype)
-        return tf.cast(tf.matmul(left, right, **transpose), matrix.dtype)
+    def product(left: Tensor, right: Tensor) -> Tensor:
+        return ops.cast(ops.matmul(ops.cast(left, dtype), ops.cast(right, dtype)), matrix.dtype)
 
     for _ in range(steps):
         # The smaller Gram matrix; the polynomial is the same on either side.
-        gram = product(x, x, transpose_a=tall, transpose_b=not tall)
+        gram = product(ops.transpose(x), x) if tall else product(x, ops.transpose(x))
         factor = b * gram + c * product(gram, gram)
         x = a * x + (product(x, factor) if tall else product(factor, x))
     return x
+
+
+def _norm(tensor: Tensor) -> Tensor:
+    return ops.sqrt(ops.sum(ops.square(tensor)))

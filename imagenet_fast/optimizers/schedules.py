@@ -11,9 +11,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-import tf_keras as keras
-from tf_keras.optimizers.schedules import LearningRateSchedule as Schedule
+import keras
+from keras.optimizers.schedules import LearningRateSchedule as Schedule
+
+from imagenet_fast.base.keras_2 import ops
+
+Tensor = Any
 
 
 @dataclasses.dataclass(eq=False)
@@ -43,11 +46,10 @@ class StepDecay(_Schedule):
     def __post_init__(self) -> None:
         self.boundaries = [int(boundary) for boundary in self.boundaries]
 
-    def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
+    def __call__(self, step: Tensor | int) -> Tensor:
         """Returns the learning rate of a step."""
         rates = [self.rate * self.factor**i for i in range(len(self.boundaries) + 1)]
-        passed = tf.cast(step, tf.int64) >= tf.constant(self.boundaries, tf.int64)
-        return tf.gather(tf.constant(rates, tf.float32), tf.reduce_sum(tf.cast(passed, tf.int32)))
+        return ops.take(_floats(rates), _number_passed(self.boundaries, step))
 
 
 @dataclasses.dataclass(eq=False)
@@ -64,15 +66,15 @@ class _Decay(_Schedule):
             raise ValueError(f"steps is {self.steps}, but must be positive")
         self.steps, self.first_step = int(self.steps), int(self.first_step)
 
-    def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
+    def __call__(self, step: Tensor | int) -> Tensor:
         """Returns the learning rate of a step."""
         # Counted from the end in whole numbers: 1 - progress would lose digits where it is small.
-        steps_left = self.first_step + self.steps - tf.cast(step, tf.int64)
-        weight = self._curve(_fraction(tf.maximum(steps_left, 0), self.steps))
+        steps_left = self.first_step + self.steps - _whole(step)
+        weight = self._curve(_fraction(ops.maximum(steps_left, 0), self.steps))
         # Not end + (rate - end) * weight, which need not be rate at weight 1.
         return self.rate * weight + self.end * (1.0 - weight)
 
-    def _curve(self, left: tf.Tensor) -> tf.Tensor:
+    def _curve(self, left: Tensor) -> Tensor:
         """Returns the weight of ``rate``, float32: 1 at ``left == 1``, 0 at ``left == 0``."""
         raise NotImplementedError
 
@@ -100,7 +102,7 @@ class PolynomialDecay(_Decay):
 
     power: float = 2.0
 
-    def _curve(self, left: tf.Tensor) -> tf.Tensor:
+    def _curve(self, left: Tensor) -> Tensor:
         return left**self.power
 
 
@@ -121,9 +123,9 @@ class CosineDecay(_Decay):
       ValueError: if ``steps`` is not positive.
     """
 
-    def _curve(self, left: tf.Tensor) -> tf.Tensor:
+    def _curve(self, left: Tensor) -> Tensor:
         # (1 + cos(pi * progress)) / 2, without its loss of digits near the end.
-        return tf.sin(math.pi / 2 * left) ** 2
+        return ops.sin(math.pi / 2 * left) ** 2
 
 
 @keras.saving.register_keras_serializable("imagenet_fast")
@@ -153,17 +155,16 @@ class PiecewiseLinear(_Schedule):
         self.steps = [int(step) for step in self.steps]
         self.rates = list(self.rates)
 
-    def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
+    def __call__(self, step: Tensor | int) -> Tensor:
         """Returns the learning rate of a step."""
-        knots = tf.constant(self.steps, tf.int64)
-        rates = tf.constant(self.rates, tf.float32)
-        step = tf.clip_by_value(tf.cast(step, tf.int64), self.steps[0], self.steps[-1])
+        knots, rates = _whole(self.steps), _floats(self.rates)
+        step = ops.clip(_whole(step), self.steps[0], self.steps[-1])
         # The last knot not after the step, and the next one, if any.
-        below = tf.reduce_sum(tf.cast(step >= knots, tf.int32)) - 1
-        above = tf.minimum(below + 1, len(self.steps) - 1)
-        length = tf.maximum(tf.gather(knots, above) - tf.gather(knots, below), 1)
-        weight = _fraction(step - tf.gather(knots, below), length)
-        return tf.gather(rates, below) * (1.0 - weight) + tf.gather(rates, above) * weight
+        below = _number_passed(self.steps, step) - 1
+        above = ops.minimum(below + 1, len(self.steps) - 1)
+        start = ops.take(knots, below)
+        weight = _fraction(step - start, ops.maximum(ops.take(knots, above) - start, 1))
+        return ops.take(rates, below) * (1.0 - weight) + ops.take(rates, above) * weight
 
 
 @dataclasses.dataclass(eq=False)
@@ -203,9 +204,9 @@ class EveryNthStep(_Around):
 
     every: int
 
-    def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
+    def __call__(self, step: Tensor | int) -> Tensor:
         """Returns the learning rate of an update, counted from 0."""
-        return self.schedule(self.every * tf.cast(step, tf.int64))
+        return self.schedule(self.every * _whole(step))
 
 
 @dataclasses.dataclass(eq=False)
@@ -215,13 +216,13 @@ class _Warmup(_Around):
     start: float
     steps: float
 
-    def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
+    def __call__(self, step: Tensor | int) -> Tensor:
         """Returns the learning rate of a step."""
-        step = tf.cast(step, tf.int64)
-        return tf.where(step < math.ceil(self.steps), self._warm(step), self.schedule(step))
+        step = _whole(step)
+        return ops.where(step < math.ceil(self.steps), self._warm(step), self.schedule(step))
 
-    def _warm(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns the learning rate of a step of the warmup, int64."""
+    def _warm(self, step: Tensor) -> Tensor:
+        """Returns the learning rate of a step of the warmup, int32."""
         raise NotImplementedError
 
 
@@ -245,7 +246,7 @@ class GradualWarmup(_Warmup):
       ValueError: if ``schedule`` is not a schedule.
     """
 
-    def _warm(self, step: tf.Tensor) -> tf.Tensor:
+    def _warm(self, step: Tensor) -> Tensor:
         target = self.schedule(math.floor(self.steps))
         # Scaled steps, not accumulated increments, so rounding errors do not add up.
         return self.start + (target - self.start) * _fraction(step, max(self.steps, 1))
@@ -267,12 +268,26 @@ class ConstantWarmup(_Warmup):
       ValueError: if ``schedule`` is not a schedule.
     """
 
-    def _warm(self, step: tf.Tensor) -> tf.Tensor:
-        return tf.constant(self.start, tf.float32)
+    def _warm(self, step: Tensor) -> Tensor:
+        return _floats(self.start)
 
 
-def _fraction(part: tf.Tensor, whole: tf.Tensor | float) -> tf.Tensor:
+def _number_passed(boundaries: Sequence[int], step: Tensor | int) -> Tensor:
+    """Returns how many of the boundaries are not after the step, int32."""
+    return ops.sum(ops.cast(_whole(step) >= _whole(boundaries), "int32"))
+
+
+def _fraction(part: Tensor, whole: Tensor | float) -> Tensor:
     """Returns ``part / whole`` as float32, at most 1, and exactly 1 if they are equal."""
-    part, whole = tf.cast(part, tf.float32), tf.cast(whole, tf.float32)
+    part, whole = ops.cast(part, "float32"), _floats(whole)
     # Graphs multiply by a constant's inverse instead, which may give part / part != 1.
-    return tf.where(part >= whole, 1.0, part / whole)
+    return ops.where(part >= whole, 1.0, part / whole)
+
+
+def _whole(steps: Tensor | int | Sequence[int]) -> Tensor:
+    # Not int64, which JAX lacks unless asked.
+    return ops.cast(ops.convert_to_tensor(steps), "int32")
+
+
+def _floats(values: Tensor | float | Sequence[float]) -> Tensor:
+    return ops.cast(ops.convert_to_tensor(values), "float32")

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.optimizers.schedules import Schedule
+from imagenet_fast.base.keras_2 import Optimizer, ops
+from imagenet_fast.optimizers.schedules import Schedule, Tensor
+
+# TensorFlow has kernels for the update: without temporaries, it takes less time and memory on CPUs.
+_KERNELS = keras.backend.backend() == "tensorflow"
 
 
 @keras.saving.register_keras_serializable("imagenet_fast")
-class SGD(keras.optimizers.Optimizer):
+class SGD(Optimizer):
     """SGD with momentum, and weight decay in the gradient or decoupled from it.
 
     With ``g = gradient + weight_decay * w``::
@@ -83,11 +87,8 @@ class SGD(keras.optimizers.Optimizer):
             raise UserError(f"weight_decay is {weight_decay}, but must not be negative")
         if decoupled_at_rate is not None and decoupled_at_rate <= 0:
             raise UserError(f"decoupled_at_rate is {decoupled_at_rate}, but must be positive")
-        # The updates are a few fused kernels, with nothing left for XLA to fuse.
-        kwargs.setdefault("jit_compile", False)
         # Keras' own weight decay would be one more pass over all weights.
-        super().__init__(name=name, weight_decay=None, **kwargs)
-        self._learning_rate = self._build_learning_rate(learning_rate)
+        super().__init__(learning_rate, name=name, weight_decay=None, **kwargs)
         self.momentum = momentum
         self.nesterov = nesterov
         self.rate_in_momentum = rate_in_momentum
@@ -97,21 +98,17 @@ class SGD(keras.optimizers.Optimizer):
         self.decoupled_at_rate = decoupled_at_rate
         self.zero_rate_at = as_list(zero_rate_at, int)
 
-    def build(self, var_list: Sequence[tf.Variable]) -> None:
-        """Makes a momentum buffer for each of ``var_list``.
+    def build(self, variables: Sequence[Any]) -> None:
+        """Makes a momentum buffer for each of ``variables``.
 
         Raises:
-          UserError: if an option with an entry for each variable does not fit ``var_list``.
+          UserError: if an option with an entry for each variable does not fit ``variables``.
         """
-        super().build(var_list)
-        if getattr(self, "_built", False):
+        if self.built:
             return
-        self._check(var_list)
-        self.momentums = [
-            self.add_variable_from_reference(model_variable=variable, variable_name="m")
-            for variable in var_list
-        ]
-        self._built = True
+        self._check(variables)
+        super().build(variables)
+        self.momentums = self.add_optimizer_variables(variables, "momentum")
 
     def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
         """Refuses what concerns Keras' own weight decay, which these optimizers lack.
@@ -124,12 +121,12 @@ class SGD(keras.optimizers.Optimizer):
             "each trainable variable: imagenet_fast.optimizers.variable_roles helps to make it"
         )
 
-    def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
         """Applies one gradient to its variable."""
         index = self._index(variable)
         # An embedding's is sparse. Another dtype would make the kernel abort the process.
-        gradient = tf.convert_to_tensor(gradient, variable.dtype)
-        rate = self._learning_rate_of(index)
+        gradient = ops.cast(ops.convert_to_tensor(gradient), variable.dtype)
+        rate = self._rate_of(index, learning_rate)
         if self.decoupled_at_rate is None:
             scale = -rate if self.rate_in_momentum else 1.0
             gradient = self._add_decay(gradient, variable, index, buffer_scale=scale)
@@ -137,12 +134,12 @@ class SGD(keras.optimizers.Optimizer):
             self._shrink(variable, index, rate / self.decoupled_at_rate)
         self._apply(gradient, variable, index, rate)
 
-    def _check(self, var_list: Sequence[tf.Variable]) -> None:
+    def _check(self, variables: Sequence[Any]) -> None:
         """Raises a UserError if the options do not fit these variables."""
         for name, entries in self._by_variable().items():
-            if entries is not None and len(entries) != len(var_list):
+            if entries is not None and len(entries) != len(variables):
                 raise UserError(
-                    f"{name} has {len(entries)} entries, but there are {len(var_list)} trainable "
+                    f"{name} has {len(entries)} entries, but there are {len(variables)} trainable "
                     "variables; give one for each, in their order"
                 )
 
@@ -154,25 +151,25 @@ class SGD(keras.optimizers.Optimizer):
             "zero_rate_at": self.zero_rate_at,
         }
 
-    def _index(self, variable: tf.Variable) -> int:
+    def _index(self, variable: Any) -> int:
         try:
-            return self._index_dict[self._var_key(variable)]
+            return self._get_variable_index(variable)
         except KeyError:
             raise UserError(
                 f"the optimizer was built without the variable {variable.name}: after a change of "
                 "what is trainable, compile the model with a new optimizer"
             ) from None
 
-    def _learning_rate_of(self, index: int) -> tf.Tensor:
-        """Returns the learning rate of a variable, a scalar."""
+    def _rate_of(self, index: int, learning_rate: Tensor) -> Tensor:
+        """Returns the learning rate of a variable, a scalar, from the optimizer's."""
         factor = 1.0 if self.rate_factors is None else self.rate_factors[index]
-        rate = tf.convert_to_tensor(self.learning_rate)
+        rate = ops.convert_to_tensor(learning_rate)
         end = 0 if self.zero_rate_at is None else self.zero_rate_at[index]
         if end:
             if isinstance(self._learning_rate, Schedule):
                 rate = self._learning_rate(0)
-            left = tf.maximum(end - tf.cast(self.iterations, tf.int64), 0)
-            rate *= tf.cast(left, rate.dtype) / end
+            left = ops.maximum(end - ops.cast(self.iterations, "int32"), 0)
+            rate = rate * ops.cast(left, rate.dtype) / end  # in PyTorch, *= would change it itself
         return rate if factor == 1 else factor * rate
 
     def _decay_of(self, index: int) -> float:
@@ -180,23 +177,24 @@ class SGD(keras.optimizers.Optimizer):
         factor = 1.0 if self.weight_decay_mask is None else self.weight_decay_mask[index]
         return factor * self.l2_weight_decay
 
-    def _shrink(self, variable: tf.Variable, index: int, scale: tf.Tensor) -> None:
+    def _shrink(self, variable: Any, index: int, scale: Tensor) -> None:
         """Takes decoupled weight decay, times ``scale``, from a variable."""
         decay = self._decay_of(index)
         if decay:
+            self._subtract(variable, decay * ops.cast(scale, variable.dtype), variable)
+
+    def _subtract(self, variable: Any, factor: Tensor, change: Any) -> None:
+        """Subtracts ``factor * change`` from a variable of the same dtype."""
+        if _KERNELS:
             tf.raw_ops.ResourceApplyGradientDescent(
-                var=variable.handle,
-                alpha=tf.constant(decay, variable.dtype) * tf.cast(scale, variable.dtype),
-                delta=variable,
+                var=variable.handle, alpha=factor, delta=tf.convert_to_tensor(change)
             )
+        else:
+            self.assign_sub(variable, factor * change)
 
     def _add_decay(
-        self,
-        gradient: tf.Tensor,
-        variable: tf.Variable,
-        index: int,
-        buffer_scale: tf.Tensor | float | None,
-    ) -> tf.Tensor:
+        self, gradient: Tensor, variable: Any, index: int, buffer_scale: Tensor | float | None
+    ) -> Tensor:
         """Returns the gradient with weight decay, or adds the decay to the momentum buffer.
 
         The buffer becomes ``momentum * buffer + buffer_scale * gradient``. If the gradient is used
@@ -214,41 +212,47 @@ class SGD(keras.optimizers.Optimizer):
         decay = self._decay_of(index)
         if not decay:
             return gradient
-        if buffer_scale is None or self.nesterov or not self.momentum:
-            return gradient + tf.constant(decay, gradient.dtype) * variable
-        ratio = tf.constant(-decay / self.momentum, gradient.dtype)
-        tf.raw_ops.ResourceApplyGradientDescent(
-            var=self.momentums[index].handle,
-            alpha=ratio * tf.cast(buffer_scale, gradient.dtype),
-            delta=variable,
+        if not _KERNELS or buffer_scale is None or self.nesterov or not self.momentum:
+            return gradient + ops.cast(decay, gradient.dtype) * variable
+        factor = ops.cast(-decay / self.momentum, gradient.dtype) * ops.cast(
+            buffer_scale, gradient.dtype
         )
+        self._subtract(self.momentums[index], factor, variable)
         return gradient
 
-    def _apply(
-        self, gradient: tf.Tensor, variable: tf.Variable, index: int, rate: tf.Tensor
-    ) -> None:
+    def _apply(self, gradient: Tensor, variable: Any, index: int, rate: Tensor) -> None:
         """Updates the momentum buffer by a gradient with weight decay, and then the variable.
 
         If ``rate_in_momentum``, the buffer holds updates with the opposite sign.
         """
-        if self.rate_in_momentum:
-            apply = tf.raw_ops.ResourceApplyKerasMomentum
-        else:
-            apply = tf.raw_ops.ResourceApplyMomentum
-        apply(
-            var=variable.handle,
-            accum=self.momentums[index].handle,
-            lr=tf.cast(rate, gradient.dtype),
-            grad=gradient,
-            momentum=tf.constant(self.momentum, gradient.dtype),
-            use_nesterov=self.nesterov,
-        )
+        buffer = self.momentums[index]
+        rate = ops.cast(rate, gradient.dtype)
+        momentum = ops.cast(self.momentum, gradient.dtype)
+        if _KERNELS:
+            inside = self.rate_in_momentum
+            apply = (
+                tf.raw_ops.ResourceApplyKerasMomentum
+                if inside
+                else tf.raw_ops.ResourceApplyMomentum
+            )
+            apply(
+                var=variable.handle,
+                accum=buffer.handle,
+                lr=rate,
+                grad=gradient,
+                momentum=momentum,
+                use_nesterov=self.nesterov,
+            )
+            return
+        added = -rate * gradient if self.rate_in_momentum else gradient
+        self.assign(buffer, momentum * buffer + added)
+        step = momentum * buffer + added if self.nesterov else buffer
+        self.assign_add(variable, step if self.rate_in_momentum else -rate * step)
 
     def get_config(self) -> dict[str, Any]:
         """Returns all options, for saving."""
         config = super().get_config()
         config.update(
-            learning_rate=self._serialize_hyperparameter(self._learning_rate),
             momentum=self.momentum,
             nesterov=self.nesterov,
             rate_in_momentum=self.rate_in_momentum,

@@ -1,0 +1,121 @@
+"""What differs between Keras 3 and Keras 2, which TensorFlow 2.15 has and TensorFlow Addons need.
+
+The package is written for Keras 3; here is what it takes from there, and the same for Keras 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+KERAS_2 = keras.__version__.startswith("2.")
+
+if KERAS_2:
+    ops: Any = SimpleNamespace(
+        cast=tf.cast,
+        clip=tf.clip_by_value,
+        convert_to_tensor=tf.convert_to_tensor,
+        logical_and=tf.logical_and,
+        matmul=tf.matmul,
+        maximum=tf.maximum,
+        minimum=tf.minimum,
+        reshape=tf.reshape,
+        sin=tf.sin,
+        sqrt=tf.sqrt,
+        square=tf.square,
+        stack=tf.stack,
+        sum=tf.reduce_sum,
+        take=tf.gather,
+        transpose=tf.transpose,
+        unstack=tf.unstack,
+        where=tf.where,
+    )
+
+    class Optimizer(keras.optimizers.Optimizer):
+        """Keras 2's optimizer with the methods of Keras 3's that this package uses."""
+
+        def __init__(self, learning_rate: Any, name: str, **kwargs: Any) -> None:
+            super().__init__(name=name, jit_compile=False, **kwargs)
+            self._learning_rate = self._build_learning_rate(learning_rate)
+            self.built = False
+
+        def build(self, variables: Sequence[tf.Variable]) -> None:
+            super().build(variables)
+            self.built = True
+
+        def add_optimizer_variables(
+            self, variables: Sequence[tf.Variable], name: str
+        ) -> list[tf.Variable]:
+            return [self.add_variable_from_reference(variable, name) for variable in variables]
+
+        def assign(self, variable: tf.Variable, value: tf.Tensor) -> None:
+            variable.assign(value)
+
+        def get_config(self) -> dict[str, Any]:
+            rate = self._serialize_hyperparameter(self._learning_rate)
+            return {**super().get_config(), "learning_rate": rate}
+
+        def _get_variable_index(self, variable: tf.Variable) -> int:
+            return self._index_dict[self._var_key(variable)]
+
+        def prepared(self, pairs: Any) -> Any:
+            return pairs
+
+        def _internal_apply_gradients(self, grads_and_vars: Any) -> Any:
+            return super()._internal_apply_gradients(self.prepared(grads_and_vars))
+
+        def _update_step(self, gradient: Any, variable: tf.Variable) -> None:
+            self.update_step(gradient, variable, self.learning_rate)
+
+else:
+    from keras import ops
+    from keras.optimizers import Optimizer
+
+
+def per_replica_variable(
+    layer: keras.layers.Layer,
+    name: str,
+    shape: Sequence[int],
+    initializer: Any,
+    *,
+    dtype: str = "float32",
+    aggregation: str = "only_first_replica",
+) -> Any:
+    """Returns a weight, not trainable, of which each replica has a copy of its own.
+
+    Args:
+      layer: whose weight it is, when it is built.
+      name: of the weight.
+      shape: of the weight.
+      initializer: of the weight.
+      dtype: of the weight.
+      aggregation: of the copies, where the weight is read from outside of the replicas.
+    """
+    if KERAS_2:
+        return layer.add_weight(
+            name=name,
+            shape=shape,
+            dtype=dtype,
+            initializer=initializer,
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=getattr(tf.VariableAggregation, aggregation.upper()),
+        )
+    with keras.name_scope(layer.name, caller=layer):
+        return keras.Variable(
+            initializer,
+            shape=shape,
+            dtype=dtype,
+            trainable=False,
+            autocast=False,
+            aggregation=aggregation,
+            synchronization="on_read",
+            name=name,
+        )
+
+
+__all__ = ["KERAS_2", "Optimizer", "ops", "per_replica_variable"]
