@@ -9,8 +9,8 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.all_reduce import AllReduce

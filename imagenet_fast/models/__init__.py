@@ -25,7 +25,7 @@ from imagenet_fast.models.options import MODEL_NAMES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import tf_keras as keras
+    import keras
 
     MODELS: dict[str, Callable[..., keras.Model]]
 
@@ -111,7 +111,7 @@ def head(network: keras.Model) -> keras.layers.Dense | None:
 
     It is the layer named ``logits`` or, of other functional networks, the last one.
     """
-    import tf_keras as keras
+    import keras
 
     if not network._is_graph_network:
         return None
@@ -137,7 +137,7 @@ def network_of(model: keras.Model) -> keras.Model:
     Args:
         model: as ``training.build.build_model`` makes it, with the network as a layer.
     """
-    import tf_keras as keras
+    import keras
 
     return next(layer for layer in model.layers if isinstance(layer, keras.Model))
 
@@ -180,5 +180,5 @@ def _options(builder: Callable[..., keras.Model]) -> list[str]:
     return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
 
 
-if sys.modules.get("tf_keras"):
+if sys.modules.get("keras"):
     _models()

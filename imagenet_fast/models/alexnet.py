@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import Dropout

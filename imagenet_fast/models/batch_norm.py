@@ -6,10 +6,14 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypedDict
 
-import tf_keras as keras
+import keras
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.layers import GhostBatchNormalization, GroupedBatchNormalization
+from imagenet_fast.layers import (
+    BatchNormalization,
+    GhostBatchNormalization,
+    GroupedBatchNormalization,
+)
 
 
 class NormOptions(TypedDict, total=False):
@@ -74,5 +78,5 @@ def batch_norm(
     elif group_size != 1:
         layer = functools.partial(GroupedBatchNormalization, group_size=group_size)
     else:
-        layer = keras.layers.BatchNormalization
+        layer = functools.partial(BatchNormalization, unbiased_variance=True)
     return functools.partial(layer, momentum=momentum, epsilon=epsilon, scale=scale)

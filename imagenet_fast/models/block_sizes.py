@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.models.shape_only import shape_only
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 # As arguments of keras.initializers.VarianceScaling.
 PYTORCH_WEIGHTS = {"scale": 1 / 3, "mode": "fan_in", "distribution": "uniform"}

@@ -12,9 +12,9 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, Union
 
+import keras
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError, first_line, nearest
 from imagenet_fast.base.notices import warn_once

@@ -6,8 +6,8 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
+import keras
 import numpy as np
-import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.outside import read_bounded

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-import tf_keras as keras
+import keras
 
 # Without Lambda, layers of TensorFlow's functions (TFOpLambda and the like), and those that read
 # vocabularies from files.

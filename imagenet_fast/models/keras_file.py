@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 from tf_keras.src.saving import saving_lib, serialization_lib
 
 from imagenet_fast.base.errors import UserError, first_line

@@ -96,6 +96,6 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-if sys.modules.get("tf_keras"):
+if sys.modules.get("keras"):
     for _module in _MODULES:
         importlib.import_module(f"{__name__}.{_module}")
