@@ -118,4 +118,35 @@ def per_replica_variable(
         )
 
 
-__all__ = ["KERAS_2", "Optimizer", "ops", "per_replica_variable"]
+def apply_summed_in_keras_2(
+    optimizer: Any, inner: Any, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]
+) -> None:
+    """Updates variables by gradients of the scaled loss, summed over the replicas.
+
+    Args:
+      optimizer: of Keras 2, or of TensorFlow Addons.
+      inner: the same without its loss scale.
+      gradients: see above.
+      variables: in the order of the gradients.
+    """
+    if optimizer is not inner:
+        gradients = optimizer.get_unscaled_gradients(gradients)
+    legacy = isinstance(inner, keras.optimizers.legacy.Optimizer)  # as in TensorFlow Addons
+    aggregates = {"experimental_aggregate_gradients": False}
+    summed = aggregates if legacy else {"skip_gradients_aggregation": True}
+    optimizer.apply_gradients(zip(gradients, variables), **summed)
+
+
+def layers_in(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """Returns a layer or model, and all layers inside, at any depth."""
+    return list(dict.fromkeys(layer._flatten_layers()))
+
+
+__all__ = [
+    "KERAS_2",
+    "Optimizer",
+    "apply_summed_in_keras_2",
+    "layers_in",
+    "ops",
+    "per_replica_variable",
+]

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules of the published recipes, for any tf_keras model.
+"""Optimizers and learning-rate schedules of the published recipes, for any Keras model.
 
 They are imported on first use, because ``options`` is read without TensorFlow; or, if Keras has
 been imported, at once, for Keras to find them by name when it loads a model.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from imagenet_fast.base.lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    import tf_keras as keras
+    import keras
 
     from imagenet_fast.optimizers.lars import LARS
     from imagenet_fast.optimizers.lookahead import Lookahead
@@ -83,13 +83,14 @@ def variable_roles(model: keras.Model) -> list[Role]:
     Keras layers, and those that follow its conventions, hold biases as ``bias`` and the parameters
     of a normalization as ``gamma`` and ``beta``; all other variables are weights.
     """
-    roles = {}
-    for layer in model.submodules:
-        for attribute, role in _ATTRIBUTES.items():
-            variable: Any = getattr(layer, attribute, None)
-            if hasattr(variable, "ref"):
-                roles[variable.ref()] = role
-    return [roles.get(variable.ref(), Role.WEIGHT) for variable in model.trainable_variables]
+    from imagenet_fast.base.keras_2 import layers_in
+
+    roles = {
+        id(getattr(layer, attribute, None)): role
+        for layer in layers_in(model)
+        for attribute, role in _ATTRIBUTES.items()
+    }
+    return [roles.get(id(variable), Role.WEIGHT) for variable in model.trainable_variables]
 
 
 def __dir__() -> list[str]:

@@ -107,19 +107,19 @@ class LARS(SGD):
         # TensorFlow's dtype, or its name.
         wide = any("float64" in str(variable.dtype) for variable in variables)
         dtype = "float64" if wide else "float32"
-        one = ops.cast(1.0, dtype)
+        one = ops.convert_to_tensor(1.0, dtype)
         if not any(scaled):
             return [one for _ in variables]
         # One kernel for each norm, then the arithmetic of all on one vector.
         weight_norms = _norms(itertools.compress(variables, scaled), dtype)
         gradient_norms = _norms(itertools.compress(gradients, scaled), dtype)
         decays = [self._decay_of(index) for index in itertools.compress(indices, scaled)]
-        denominators = gradient_norms + ops.cast(decays, dtype) * weight_norms
+        denominators = gradient_norms + ops.convert_to_tensor(decays, dtype) * weight_norms
         if self.epsilon:
-            denominators = denominators + ops.cast(self.epsilon, dtype)
+            denominators = denominators + ops.convert_to_tensor(self.epsilon, dtype)
         ratios = ops.where(
             ops.logical_and(weight_norms > 0, gradient_norms > 0),
-            ops.cast(self.eeta, dtype) * weight_norms / denominators,
+            ops.convert_to_tensor(self.eeta, dtype) * weight_norms / denominators,
             one,
         )
         ratio = iter(ops.unstack(ratios, sum(scaled)))

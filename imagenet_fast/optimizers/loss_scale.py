@@ -3,37 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
+from imagenet_fast.base.keras_2 import KERAS_2, apply_summed_in_keras_2
 from imagenet_fast.optimizers.slots import unwrapped
 
 
-def scaled_loss(
-    optimizer: keras.optimizers.Optimizer | keras.optimizers.legacy.Optimizer, loss: tf.Tensor
-) -> tf.Tensor:
+def scaled_loss(optimizer: keras.optimizers.Optimizer, loss: tf.Tensor) -> tf.Tensor:
     """Returns the loss times the optimizer's loss scale, if it has one."""
-    if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
-        return optimizer.get_scaled_loss(loss)
-    return loss
+    if not KERAS_2:
+        return optimizer.scale_loss(loss)
+    scaled = getattr(optimizer, "get_scaled_loss", None)
+    return scaled(loss) if scaled else loss
+
+
+def with_loss_scale(
+    optimizer: keras.optimizers.Optimizer, scale: float
+) -> keras.optimizers.Optimizer:
+    """Returns an optimizer with a loss scale.
+
+    Args:
+      optimizer: without one.
+      scale: a fixed loss scale; 0: a dynamic one.
+    """
+    if not scale:
+        return keras.mixed_precision.LossScaleOptimizer(optimizer)
+    if KERAS_2:
+        return keras.mixed_precision.LossScaleOptimizer(
+            optimizer, dynamic=False, initial_scale=scale
+        )
+    optimizer.loss_scale_factor = scale
+    return optimizer
+
+
+def leave_sums_to_the_step(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes an optimizer take gradients that are already summed over the replicas.
+
+    ``apply`` of Keras 3 would sum them once more, by the strategy's all-reduce
+    (``keras/src/backend/tensorflow/optimizer.py``, ``_backend_update_step``).
+    """
+    if not KERAS_2:
+        inner = unwrapped(optimizer)
+        inner._all_reduce_sum_gradients = getattr(inner, "prepared", list)
 
 
 def apply_gradients(
-    optimizer: keras.optimizers.Optimizer | keras.optimizers.legacy.Optimizer,
+    optimizer: keras.optimizers.Optimizer,
     gradients: Sequence[tf.Tensor],
-    variables: Sequence[tf.Variable],
+    variables: Sequence[Any],
 ) -> None:
     """Updates variables by gradients that are already summed over the replicas.
 
     Args:
-      optimizer: of any kind.
+      optimizer: of any kind, after :func:`leave_sums_to_the_step`.
       gradients: of the scaled loss.
       variables: in the order of the gradients.
     """
-    if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
-        gradients = optimizer.get_unscaled_gradients(gradients)
-    aggregated: dict[str, bool] = {"skip_gradients_aggregation": True}
-    if isinstance(unwrapped(optimizer), keras.optimizers.legacy.Optimizer):
-        aggregated = {"experimental_aggregate_gradients": False}  # as in TensorFlow Addons
-    optimizer.apply_gradients(zip(gradients, variables), **aggregated)
+    if KERAS_2:
+        apply_summed_in_keras_2(optimizer, unwrapped(optimizer), gradients, variables)
+    else:
+        optimizer.apply(gradients, variables)

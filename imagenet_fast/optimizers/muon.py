@@ -95,7 +95,7 @@ class Muon(SGD):
             return
         gradient = ops.cast(ops.convert_to_tensor(gradient), variable.dtype)
         buffer, shape, dtype = self.momentums[index], tuple(variable.shape), gradient.dtype
-        momentum = ops.cast(self.filter_momentum, dtype)
+        momentum = ops.convert_to_tensor(self.filter_momentum, dtype)
         direction = momentum * buffer + gradient
         self.assign(buffer, direction)
         if self.nesterov:
@@ -106,9 +106,10 @@ class Muon(SGD):
             matrix, self.newton_schulz_steps, self.newton_schulz_dtype, self.coefficients
         )
         norm = _norm(ops.convert_to_tensor(variable))
-        scale = ops.where(norm > 0, ops.cast(shape[-1] ** 0.5, dtype) / norm, ops.cast(0.0, dtype))
+        zero, one, full = (ops.convert_to_tensor(x, dtype) for x in (0.0, 1.0, shape[-1] ** 0.5))
+        scale = ops.where(norm > 0, full / norm, zero)
         if not all(self._resets):
-            scale = ops.where(self._resets_norm(), scale, ops.cast(1.0, dtype))
+            scale = ops.where(self._resets_norm(), scale, one)
         rate = ops.cast(self._rate_of(index, learning_rate), dtype)
         self.assign(variable, scale * variable - rate * ops.reshape(step, shape))
 

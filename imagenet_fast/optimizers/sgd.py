@@ -213,10 +213,9 @@ class SGD(Optimizer):
         if not decay:
             return gradient
         if not _KERNELS or buffer_scale is None or self.nesterov or not self.momentum:
-            return gradient + ops.cast(decay, gradient.dtype) * variable
-        factor = ops.cast(-decay / self.momentum, gradient.dtype) * ops.cast(
-            buffer_scale, gradient.dtype
-        )
+            return gradient + ops.convert_to_tensor(decay, gradient.dtype) * variable
+        ratio = ops.convert_to_tensor(-decay / self.momentum, gradient.dtype)
+        factor = ratio * ops.cast(buffer_scale, gradient.dtype)
         self._subtract(self.momentums[index], factor, variable)
         return gradient
 
@@ -227,7 +226,7 @@ class SGD(Optimizer):
         """
         buffer = self.momentums[index]
         rate = ops.cast(rate, gradient.dtype)
-        momentum = ops.cast(self.momentum, gradient.dtype)
+        momentum = ops.convert_to_tensor(self.momentum, gradient.dtype)
         if _KERNELS:
             inside = self.rate_in_momentum
             apply = (

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 _SIZE = 256
 
@@ -19,32 +21,28 @@ def values_kept(optimizer: keras.optimizers.Optimizer) -> float:
     Args:
       optimizer: an unused one, of no further use.
     """
-    matrix = tf.Variable(tf.zeros([_SIZE, _SIZE]))
-    optimizer.apply_gradients([(tf.zeros_like(matrix), matrix)])
+    variable = getattr(keras, "Variable", tf.Variable)
+    matrix = variable(tf.zeros([_SIZE, _SIZE]))
+    optimizer.apply_gradients([(tf.zeros([_SIZE, _SIZE]), matrix)])
     # Scalars count steps.
-    shapes = [slot.shape for slot in optimizer.variables() if slot.shape.rank]
-    return sum(shape.num_elements() for shape in shapes) / _SIZE**2
+    slots = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+    return sum(math.prod(slot.shape) for slot in slots if len(slot.shape)) / _SIZE**2
 
 
-def unwrapped(
-    optimizer: keras.optimizers.Optimizer | keras.optimizers.legacy.Optimizer,
-) -> keras.optimizers.Optimizer | keras.optimizers.legacy.Optimizer:
+def unwrapped(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Returns the optimizer inside a ``LossScaleOptimizer``, or the given one if it is none."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def make_slots(
-    optimizer: keras.optimizers.Optimizer | keras.optimizers.legacy.Optimizer,
-    variables: Sequence[tf.Variable],
-) -> None:
+def make_slots(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> None:
     """Makes an optimizer's variables, which it would otherwise make in its first step.
 
     Args:
       optimizer: of any kind, with or without a loss scale.
       variables: the trainable ones, in the order of the gradients.
     """
-    inner = unwrapped(optimizer)
-    if isinstance(inner, keras.optimizers.legacy.Optimizer):  # TensorFlow Addons
-        inner._create_all_weights(variables)
-    else:
+    create = getattr(unwrapped(optimizer), "_create_all_weights", None)
+    if create:  # TensorFlow Addons
+        create(variables)
+    elif not optimizer.built:
         optimizer.build(variables)

@@ -7,9 +7,9 @@ both written by the chief.
 import pathlib
 import sys
 
+import keras
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast import Config, make_strategy
 from imagenet_fast.distribute.exchange import wait_for_all

@@ -8,9 +8,9 @@ import itertools
 import pathlib
 import sys
 
+import keras
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast import Config, make_strategy
 from imagenet_fast.distribute.cluster import Cluster

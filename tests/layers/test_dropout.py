@@ -1,7 +1,7 @@
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast import UserError
 from imagenet_fast.layers import Dropout

@@ -4,10 +4,10 @@ import pathlib
 
 import grouped_batch_norm_fit_job as fit_job
 import grouped_batch_norm_job as job
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.groups import consecutive

@@ -1,9 +1,9 @@
 """Whitening of patches against covariances that are taken patch by patch."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import PatchWhitening

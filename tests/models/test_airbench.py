@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import math
 
+import keras
 import numpy as np
 import pytest
-import tf_keras as keras
 from numpy_network import (
     BatchNorm,
     Chain,

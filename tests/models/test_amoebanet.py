@@ -6,10 +6,10 @@ import functools
 import math
 import resource
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
 from numpy_amoebanet import AmoebaNet
 
 from imagenet_fast.base.errors import UserError

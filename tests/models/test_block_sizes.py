@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import resource
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.layers import Dropout
 from imagenet_fast.models.block_sizes import block_kind, block_sizes

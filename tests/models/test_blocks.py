@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError

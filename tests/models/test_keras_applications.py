@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import h5py
+import keras
 import numpy as np
 import pytest
-import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.keras_applications import load_keras_applications_weights

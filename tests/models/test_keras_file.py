@@ -8,9 +8,9 @@ import sys
 import zipfile
 
 import h5py
+import keras
 import numpy as np
 import pytest
-import tf_keras as keras
 
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError

@@ -10,9 +10,9 @@ import pathlib
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
-import tf_keras as keras
 
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError

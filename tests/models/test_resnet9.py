@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import math
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
 from numpy_network import (
     BatchNorm,
     Chain,

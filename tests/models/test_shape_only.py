@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
 from tf_keras.src import backend
 
 from imagenet_fast.layers import Dropout

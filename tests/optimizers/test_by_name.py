@@ -2,10 +2,10 @@
 
 import importlib.util
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
 from small_config import SMALL
 
 from imagenet_fast import UserError, build_model, make_dataset

@@ -4,10 +4,10 @@ import json
 import textwrap
 import warnings
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
 from small_config import SMALL
 
 from imagenet_fast.base.errors import UserError
@@ -415,7 +415,7 @@ def test_serialization(make):
 def test_loading_finds_all_optimizers_once_the_package_is_imported(run_python):
     """Even those that the program has not used: .h5 files and SavedModels name only the class."""
     code = """
-        import tf_keras as keras
+        import keras
         import imagenet_fast.optimizers as optimizers
 
         for name in ("SGD", "LARS", "Muon", "CosineDecay"):

@@ -3,11 +3,11 @@
 import json
 import pathlib
 
+import keras
 import momentum_job as job
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast import UserError
 from imagenet_fast.optimizers import LARS, SGD, Muon

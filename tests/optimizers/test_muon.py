@@ -1,9 +1,9 @@
 """Muon against NumPy, singular values and all; and the steps of airbench's recipe."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast import UserError
 from imagenet_fast.optimizers import Muon, PiecewiseLinear, orthogonalize

@@ -1,6 +1,6 @@
+import keras
 import numpy as np
 import pytest
-import tf_keras as keras
 
 from imagenet_fast.config import Config
 from imagenet_fast.optimizers import Role, variable_roles

@@ -1,5 +1,5 @@
+import keras
 import pytest
-import tf_keras as keras
 
 from imagenet_fast.optimizers import LARS, SGD, Muon
 from imagenet_fast.optimizers.slots import values_kept

@@ -1,9 +1,9 @@
 """The moving average of weights: its values, the exact swap, and evaluation with it."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
 from small_network import small_network
 
 from imagenet_fast import Config, build_model, export, make_dataset
