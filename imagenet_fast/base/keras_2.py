@@ -5,6 +5,7 @@ The package is written for Keras 3; here is what it takes from there, and the sa
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -137,16 +138,22 @@ def apply_summed_in_keras_2(
     optimizer.apply_gradients(zip(gradients, variables), **summed)
 
 
+def name_numbers() -> dict[Any, Any]:
+    """Returns the numbers from which Keras makes the names of layers unique."""
+    if KERAS_2:
+        return keras.src.backend.get_default_graph_uid_map()
+    from keras.src.backend.common import global_state
+
+    return global_state.get_global_attribute(
+        "object_name_uids", collections.defaultdict(int), set_to_default=True
+    )
+
+
+def tensorflow_variables(variables: Sequence[Any]) -> list[tf.Variable]:
+    """Returns TensorFlow's variables, of which Keras 3's are wrappers."""
+    return [own if isinstance(own, tf.Variable) else own.value for own in variables]
+
+
 def layers_in(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     """Returns a layer or model, and all layers inside, at any depth."""
     return list(dict.fromkeys(layer._flatten_layers()))
-
-
-__all__ = [
-    "KERAS_2",
-    "Optimizer",
-    "apply_summed_in_keras_2",
-    "layers_in",
-    "ops",
-    "per_replica_variable",
-]

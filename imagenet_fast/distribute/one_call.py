@@ -18,6 +18,8 @@ import tensorflow as tf
 from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
+from imagenet_fast.base.keras_2 import tensorflow_variables
+
 
 def one_call(
     strategy: tf.distribute.Strategy, function: Callable[..., None]
@@ -46,7 +48,7 @@ def _run(strategy: tf.distribute.Strategy, function: Callable[..., None], *argum
 def local_values(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
     """Returns the values of the replica's copies of variables, in replica context."""
     # read_value(), because tf.convert_to_tensor would read all replicas' copies of some variables.
-    return [variable.read_value() for variable in variables]
+    return [variable.read_value() for variable in tensorflow_variables(variables)]
 
 
 def assign_local(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
@@ -55,7 +57,7 @@ def assign_local(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) 
     By the raw operation, because variables without an ``aggregation`` refuse assignments in a
     replica.
     """
-    for variable, value in zip(variables, values):
+    for variable, value in zip(tensorflow_variables(variables), values):
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
@@ -71,7 +73,7 @@ def assign_everywhere(
     Raises:
       ValueError: if a value does not have its variable's shape.
     """
-    tensors = []
+    variables, tensors = tensorflow_variables(variables), []
     for variable, value in zip(variables, values):
         tensors.append(tf.convert_to_tensor(value, variable.dtype.base_dtype))
         variable.shape.assert_is_compatible_with(tensors[-1].shape)
@@ -87,6 +89,7 @@ def read_from_first_replica(variables: Sequence[tf.Variable]) -> Iterator[None]:
     For variables with the same values in all replicas. TensorFlow would read all replicas' copies
     and average them (``SyncOnReadVariable._get_cross_replica``).
     """
+    variables = tensorflow_variables(variables)
     before = [variable.aggregation for variable in variables]
     for variable in variables:
         variable._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA

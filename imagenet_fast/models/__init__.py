@@ -113,9 +113,11 @@ def head(network: keras.Model) -> keras.layers.Dense | None:
     """
     import keras
 
-    if not network._is_graph_network:
+    from imagenet_fast.models.graph import is_functional, last_layer
+
+    if not is_functional(network):
         return None
-    last = network.outputs[0]._keras_history.layer
+    last = last_layer(network)
     layer = next((layer for layer in network.layers if layer.name == "logits"), last)
     return layer if isinstance(layer, keras.layers.Dense) else None
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.models.graph import calls, is_functional
 
 
 def cut(model: keras.Model) -> list[keras.Model]:
@@ -57,7 +57,7 @@ def copy_trainable(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None:
         layer: the original.
         copy: with the same layers inside; built, if those are made when it is built.
     """
-    copy._trainable = layer._trainable  # Setting ``trainable`` would set that of inner layers, too.
+    copy.trainable = layer.trainable  # also of inner layers, whose own follow
     inner = (own._flatten_layers(recursive=False, include_self=False) for own in (layer, copy))
     for pair in zip(*inner):
         copy_trainable(*pair)
@@ -69,7 +69,7 @@ def check_functional(model: Any) -> None:
     Raises:
         UserError: if it is not functional, or has several inputs or outputs.
     """
-    if not getattr(model, "_is_graph_network", False):
+    if not is_functional(model):
         raise UserError(
             f"a {type(model).__name__} cannot be cut into blocks, only a functional Keras model, "
             "or a sequential one with a keras.Input; for other models, write the blocks yourself"
@@ -83,41 +83,37 @@ def check_functional(model: Any) -> None:
 
 def _ends(model: keras.Model) -> list[tuple[str, list[Any]]]:
     """Returns the name of each block's last layer, and its outputs that later layers need."""
-    depths = sorted(model._nodes_by_depth, reverse=True)
-    nodes = [node for depth in depths for node in model._nodes_by_depth[depth] if not node.is_input]
-    last_use = {id(tensor): i for i, node in enumerate(nodes) for tensor in node.keras_inputs}
-    last_use[id(model.outputs[0])] = len(nodes)
-    parts = [_parts(node.layer) for node in nodes]
+    ordered = list(calls(model))
+    last_use = {id(tensor): i for i, call in enumerate(ordered) for tensor in call.inputs}
+    last_use[id(model.outputs[0])] = len(ordered)
+    parts = [_parts(call.layer) for call in ordered]
     last_call = {part: i for i, layer_parts in enumerate(parts) for part in layer_parts}
     ends = []
-    # Tensors needed later, and the last node with a call of any layer so far.
+    # Tensors needed later, and the last call of any layer so far.
     crossing, busy_until = {id(model.inputs[0])}, 0
-    for i, node in enumerate(nodes):
-        outputs = tf.nest.flatten(node.outputs)
-        if not any(id(output) in last_use for output in outputs):
+    for i, call in enumerate(ordered):
+        if not any(id(output) in last_use for output in call.outputs):
             raise UserError(
-                f"layer {node.layer.name!r} leads nowhere, as with a model's add_loss or "
-                "add_metric, and would be in no block: add losses and metrics in a layer's call"
+                f"layer {call.layer.name!r} leads nowhere and would be in no block: add losses in "
+                "a layer's call"
             )
-        crossing |= {id(output) for output in outputs}
+        crossing |= {id(output) for output in call.outputs}
         crossing = {tensor for tensor in crossing if last_use.get(tensor, -1) > i}
         busy_until = max(busy_until, *(last_call[part] for part in parts[i]))
-        needed = [output for output in outputs if id(output) in crossing]
+        needed = [output for output in call.outputs if id(output) in crossing]
         if needed and len(crossing) == len(needed) and busy_until <= i and _can_be_passed(needed):
-            ends.append((node.layer.name, needed))
+            ends.append((call.layer.name, needed))
     return ends
 
 
 def _parts(layer: keras.layers.Layer) -> set[int]:
     """Returns the identities of a layer and its variables, which other layers may share."""
-    return {id(part) for part in (layer, *layer.variables)}
+    return {id(part) for part in (layer, *getattr(layer, "variables", ()))}  # none: an operation
 
 
 def _can_be_passed(tensors: Sequence[Any]) -> bool:
     """Returns whether these can be the inputs of a model."""
     return all(
-        isinstance(tensor.type_spec, tf.TensorSpec)
-        and tensor.shape.rank is not None
-        and getattr(tensor, "_keras_mask", None) is None
+        not getattr(tensor, "sparse", False) and getattr(tensor, "_keras_mask", None) is None
         for tensor in tensors
     )

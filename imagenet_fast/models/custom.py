@@ -9,7 +9,7 @@ import inspect
 import pathlib
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Union
 
 import keras
@@ -17,9 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, first_line, nearest
+from imagenet_fast.base.keras_2 import layers_in
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.distribute.one_call import assign_everywhere
 from imagenet_fast.models.blocks import copy_trainable
+from imagenet_fast.models.graph import is_functional, last_layer
 from imagenet_fast.models.options import CUSTOM
 
 # (height, width, channels) of one image; None: any.
@@ -32,7 +34,7 @@ CustomModel = Union[Callable[[int, ImageShape], keras.Model], keras.Model]
 _PASS_ON = ("Identity", "Cast", "Reshape")
 # The largest factor of a keras.layers.Rescaling that is for pixels in 0..255, not 0..1.
 _SCALE_OF_BYTES = 1 / 100
-_KERAS_3 = ", a model of Keras 3: make it with tf_keras (`import tf_keras as keras`)"
+_OTHER_KERAS = ", of tf_keras: make it with Keras (`import keras`)"
 
 
 def name_of(model: CustomModel) -> str:
@@ -69,21 +71,19 @@ def build_custom(
     if model is None:
         model = _load(name)
     described = f"model {name}" if name != CUSTOM else "model"
-    with _saved_random_state():  # also of layers that are made when others are built
-        if isinstance(model, keras.Model):
-            network = _copy(model, image_shape)
-        else:
-            network = _call(model, described, num_classes, image_shape)
-        last = _last_layer(network)
-        if last is not None and getattr(last, "activation", None) is keras.activations.softmax:
-            last.activation = keras.activations.linear
-        if last is not None and getattr(last, "activation", None) is keras.activations.sigmoid:
-            warn_once(
-                f"{described} ends in a sigmoid, whose outputs the loss takes as logits: leave it "
-                "out, unless that is intended"
-            )
-        _ignore_metrics(network, described)
-        _check_outputs(network, described, num_classes, image_shape)
+    if isinstance(model, keras.Model):
+        network = _copy(model, image_shape)
+    else:
+        network = _call(model, described, num_classes, image_shape)
+    last = last_layer(network)
+    if last is not None and getattr(last, "activation", None) is keras.activations.softmax:
+        last.activation = keras.activations.linear
+    if last is not None and getattr(last, "activation", None) is keras.activations.sigmoid:
+        warn_once(
+            f"{described} ends in a sigmoid, whose outputs the loss takes as logits: leave it "
+            "out, unless that is intended"
+        )
+    _check_outputs(network, described, num_classes, image_shape)
     return network
 
 
@@ -91,7 +91,7 @@ def expects_bytes(network: keras.Model) -> bool:
     """Returns whether a network has a layer that scales pixels in 0..255 down."""
     return any(
         isinstance(layer, keras.layers.Rescaling) and np.max(np.abs(layer.scale)) <= _SCALE_OF_BYTES
-        for layer in network.submodules
+        for layer in layers_in(network)
     )
 
 
@@ -100,33 +100,9 @@ def use_restored_statistics(network: keras.Model) -> None:
 
     Keras reads these weights only when such a layer is built, adapted or loaded from a file.
     """
-    for layer in network.submodules:
+    for layer in layers_in(network):
         if isinstance(layer, keras.layers.Normalization):
             layer.finalize_state()
-
-
-def random_generators(network: keras.Model) -> list[tf.random.Generator]:
-    """Returns the generators of a network's Keras layers, such as ``keras.layers.Dropout``.
-
-    Keras leaves them out of checkpoints.
-    """
-    holders = (getattr(layer, "_random_generator", None) for layer in network.submodules)
-    generators = (getattr(holder, "_generator", None) for holder in holders)
-    return [generator for generator in generators if generator is not None]
-
-
-@contextlib.contextmanager
-def _saved_random_state() -> Iterator[None]:
-    """Gives Keras layers generators with a state that checkpoints can save."""
-    settings = keras.backend.experimental
-    if settings.is_tf_random_generator_enabled():
-        yield
-        return
-    settings.enable_tf_random_generator()
-    try:
-        yield
-    finally:
-        settings.disable_tf_random_generator()
 
 
 def _load(name: str) -> CustomModel:
@@ -165,8 +141,8 @@ def _load(name: str) -> CustomModel:
 
 def _call(make: Any, described: str, num_classes: int, image_shape: ImageShape) -> keras.Model:
     contract = "it must be a function of the number of classes and the shape of an image"
-    if _is_of_keras_3(type(make)):
-        raise UserError(f"{described} is a {_named(type(make))}{_KERAS_3}")
+    if _is_of_tf_keras(type(make)):
+        raise UserError(f"{described} is a {_named(type(make))}{_OTHER_KERAS}")
     if not callable(make):
         raise UserError(f"{described} is {make!r}, but {contract}, or a Keras model")
     try:
@@ -185,7 +161,7 @@ def _call(make: Any, described: str, num_classes: int, image_shape: ImageShape) 
         raise UserError(f"{described} failed{where}: {_reason(error)}") from error
     if not isinstance(network, keras.Model):
         kind = type(network)
-        hint = _KERAS_3 if _is_of_keras_3(kind) else ", and not a tf_keras Model"
+        hint = _OTHER_KERAS if _is_of_tf_keras(kind) else ", and not a Keras Model"
         raise UserError(f"{described} returned a {_named(kind)}{hint}")
     created_here = tf.distribute.get_strategy().extended.variable_created_in_scope
     if network.built and not all(map(created_here, network.variables)):
@@ -204,7 +180,7 @@ def _copy(model: keras.Model, image_shape: ImageShape) -> keras.Model:
             "copy for these devices and this precision: give a function that makes it, as in "
             f"model=lambda num_classes, image_shape: {type(model).__name__}(...)"
         )
-    last = _last_layer(model)
+    last = last_layer(model)
     copies: dict[int, keras.layers.Layer] = {}
 
     def copy(layer: keras.layers.Layer) -> keras.layers.Layer:
@@ -219,7 +195,12 @@ def _copy(model: keras.Model, image_shape: ImageShape) -> keras.Model:
                 raise ValueError(f"{type(layer).__name__} in it is a subclass of keras.Model")
             return keras.models.clone_model(layer, clone_function=copy)
         config = layer.get_config()
-        if layer.dtype_policy.name in ("float32", "mixed_bfloat16", "mixed_float16"):
+        # Keras 3's operations, such as those of x + y, have no weights and no precision.
+        if isinstance(layer, keras.layers.Layer) and layer.dtype_policy.name in (
+            "float32",
+            "mixed_bfloat16",
+            "mixed_float16",
+        ):
             config.pop("dtype", None)  # The copy's is the policy in scope.
         if layer is last:
             config["dtype"] = "float32"
@@ -248,31 +229,7 @@ def _copy(model: keras.Model, image_shape: ImageShape) -> keras.Model:
 
 
 def _can_be_copied(model: keras.Model) -> bool:
-    return isinstance(model, keras.Sequential) or model._is_graph_network
-
-
-def _last_layer(network: keras.Model) -> keras.layers.Layer | None:
-    """Returns the layer that makes a network's output; None if it is unknown."""
-    if isinstance(network, keras.Sequential):
-        return network.layers[-1] if network.layers else None
-    if not network._is_graph_network or len(network.outputs) != 1:
-        return None
-    return network.outputs[0]._keras_history.layer
-
-
-def _ignore_metrics(network: keras.Model, described: str) -> None:
-    """Makes ``add_metric`` of a network's layers do nothing but warn.
-
-    Training and evaluation report metrics of their own, and exported models could not contain the
-    state of these.
-    """
-
-    def ignore(*_: Any, **__: Any) -> None:
-        warn_once(f"{described}: metrics of add_metric are not computed")
-
-    for layer in network.submodules:
-        if isinstance(layer, keras.layers.Layer):
-            layer.add_metric = ignore
+    return isinstance(model, keras.Sequential) or is_functional(model)
 
 
 def _check_outputs(
@@ -309,9 +266,9 @@ def _check_outputs(
         )
 
 
-def _is_of_keras_3(kind: type) -> bool:
-    """Returns whether a class is one of Keras 3, or inherits from one."""
-    return any(base.__module__.startswith("keras.") for base in kind.__mro__)
+def _is_of_tf_keras(kind: type) -> bool:
+    """Returns whether a class is one of tf_keras, or inherits from one."""
+    return any(base.__module__.startswith("tf_keras.") for base in kind.__mro__)
 
 
 def _named(kind: type) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tf_keras.src import backend
+
+from imagenet_fast.base.keras_2 import name_numbers
 
 # Variables of up to this number of elements have a value, because some layers compute with theirs
 # while they are built, such as Keras' Normalization.
@@ -40,8 +41,11 @@ def shape_only() -> Iterator[list[tf.Variable]]:
 
 def _empty(make: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
     """Makes a variable without a value or, if it is small, of zeros."""
-    shape, dtype = options.get("shape"), options.get("dtype")
-    if shape is not None and tf.TensorShape(shape).is_fully_defined():  # an initializer may be slow
+    initial = options.get("initial_value")
+    if callable(initial):  # in a graph: it may be slow or large
+        with tf.Graph().as_default():
+            value = tf.convert_to_tensor(initial())
+        shape, dtype = value.shape, options.get("dtype") or value.dtype
         options["initial_value"] = lambda: tf.zeros(shape, dtype)
     variable = make(**options)
     if (variable.shape.num_elements() or 0) <= _SMALL:
@@ -53,7 +57,7 @@ def _empty(make: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
 
 @contextlib.contextmanager
 def _repeated_names() -> Iterator[None]:
-    numbers = backend.get_default_graph_uid_map()
+    numbers = name_numbers()
     before = dict(numbers)
     try:
         yield
@@ -65,14 +69,8 @@ def _repeated_names() -> Iterator[None]:
 @contextlib.contextmanager
 def _repeated_random_numbers() -> Iterator[None]:
     before, numpy_before = random.getstate(), np.random.get_state()
-    # Of ``keras.utils.set_random_seed``; Keras has no public name for it.
-    generator = getattr(backend._SEED_GENERATOR, "generator", None)
-    keras_before = generator.getstate() if generator else None
     try:
         yield
     finally:
         random.setstate(before)
         np.random.set_state(numpy_before)
-        backend._SEED_GENERATOR.generator = generator
-        if generator:
-            generator.setstate(keras_before)

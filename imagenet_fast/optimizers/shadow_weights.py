@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import tensorflow_variables
 from imagenet_fast.distribute.one_call import assign_local, local_values, one_call
 
 
@@ -34,7 +35,7 @@ class ShadowWeights:
             raise UserError(f"decay is {decay}, but must be at least 0 and below 1")
         if every < 1:
             raise UserError(f"every is {every}, but must be a positive number of steps")
-        self._variables = [v for v in variables if v.dtype.is_floating]
+        self._variables = [v for v in tensorflow_variables(variables) if v.dtype.is_floating]
         self._every = every
         self._keep = decay**every
         self._swapped = False

@@ -1,0 +1,57 @@
+"""The graph of a functional model: its layers' calls and what they need of each other.
+
+Keras has no public names for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+
+
+class Call(NamedTuple):
+    """A call of a layer.
+
+    Attributes:
+        layer: that is called.
+        inputs: the symbolic tensors that it takes.
+        outputs: those that it returns.
+    """
+
+    layer: keras.layers.Layer
+    inputs: list[Any]
+    outputs: list[Any]
+
+
+def is_functional(model: Any) -> bool:
+    """Returns whether a model has a graph: a functional one, or a sequential one with an input."""
+    return _graph(model) is not None
+
+
+def last_layer(model: keras.Model) -> keras.layers.Layer | None:
+    """Returns the layer that makes a model's only output; None if it is unknown."""
+    if isinstance(model, keras.Sequential):
+        return model.layers[-1] if model.layers else None
+    if not is_functional(model) or len(model.outputs) != 1:
+        return None
+    history = model.outputs[0]._keras_history
+    return getattr(history, "operation", None) or history.layer  # the latter in Keras 2
+
+
+def calls(model: keras.Model) -> Iterator[Call]:
+    """Yields the calls of a functional model's layers, each after those that it depends on."""
+    nodes_by_depth = _graph(model)._nodes_by_depth
+    for depth in sorted(nodes_by_depth, reverse=True):
+        for node in nodes_by_depth[depth]:
+            if not node.is_input:
+                yield Call(node.operation, node.input_tensors, node.outputs)
+
+
+def _graph(model: Any) -> Any:
+    if isinstance(model, keras.Sequential):  # has a functional model inside, in Keras 3
+        return getattr(model, "_functional", model if model._is_graph_network else None)
+    if getattr(model, "_is_graph_network", True) and hasattr(model, "_nodes_by_depth"):
+        return model
+    return None
