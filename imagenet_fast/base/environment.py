@@ -20,14 +20,14 @@ _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "a
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that affect results."""
     # Here, so that --help imports neither.
+    import keras
     import numpy as np
     import tensorflow as tf
-    import tf_keras as keras
 
     return {
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
-        "tf_keras": keras.__version__,
+        "keras": keras.__version__,
         "numpy": np.__version__,
         "imagenet_fast": package_version(),
     }

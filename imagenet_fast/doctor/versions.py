@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.shared_options import SharedOptions

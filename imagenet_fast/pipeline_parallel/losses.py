@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 from tf_keras.src.engine.compile_utils import LossesContainer
 
 from imagenet_fast.base.errors import UserError

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 from tf_keras.src.saving.serialization_lib import SafeModeScope
 from tqdm import tqdm
 

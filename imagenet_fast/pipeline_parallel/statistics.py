@@ -11,8 +11,8 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import GhostBatchNormalization

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import tf_keras as keras
+import keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import say

@@ -8,9 +8,9 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 
+import keras
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config

@@ -6,8 +6,8 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info

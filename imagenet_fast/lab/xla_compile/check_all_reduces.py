@@ -6,7 +6,7 @@ import collections
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import tf_keras as keras
+import keras
 
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size

@@ -6,8 +6,8 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
@@ -29,12 +29,12 @@ from imagenet_fast.pipeline_parallel.placement import available_devices, stage_d
 @contextlib.contextmanager
 def precision_policy(policy: str) -> Iterator[None]:
     """Sets Keras' mixed-precision policy, for layers made inside."""
-    before = keras.mixed_precision.global_policy()
-    keras.mixed_precision.set_global_policy(policy)
+    before = keras.mixed_precision.dtype_policy()
+    keras.mixed_precision.set_dtype_policy(policy)
     try:
         yield
     finally:
-        keras.mixed_precision.set_global_policy(before)
+        keras.mixed_precision.set_dtype_policy(before)
 
 
 def build_network(
@@ -66,7 +66,7 @@ def build_network(
     )
     choose_balance = functools.partial(
         balance_for,
-        inputs=tf.TensorSpec((None, *shape), keras.mixed_precision.global_policy().compute_dtype),
+        inputs=tf.TensorSpec((None, *shape), keras.mixed_precision.dtype_policy().compute_dtype),
         stages=config.pipeline_stages,
         devices=len(devices),
         batch_size=config.batch_size,

@@ -7,15 +7,17 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import layers_in
 from imagenet_fast.layers import PatchWhitening
 from imagenet_fast.models import network_of
 from imagenet_fast.optimizers import LARS, SGD, Muon, Role, variable_roles
 from imagenet_fast.optimizers.by_name import OPTIMIZERS, make_optimizer
+from imagenet_fast.optimizers.loss_scale import with_loss_scale
 from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.optimizers.schedules import EveryNthStep
 from imagenet_fast.training.build.schedule import build_schedule, total_steps
@@ -55,11 +57,7 @@ def build_optimizer(
     )
     if options.precision != "mixed_float16":
         return optimizer
-    if options.loss_scale:
-        return keras.mixed_precision.LossScaleOptimizer(
-            optimizer, dynamic=False, initial_scale=options.loss_scale
-        )
-    return keras.mixed_precision.LossScaleOptimizer(optimizer)
+    return with_loss_scale(optimizer, options.loss_scale)
 
 
 def _unscaled_optimizer(
@@ -166,22 +164,14 @@ def _zero_rate_at(
     """Returns the update at which each variable's own learning rate is 0; 0: it has none."""
     steps = options.whitening_bias_until.steps(steps_per_epoch, options.batch_size)
     end = math.ceil(steps / every)
-    biases = {
-        layer.bias.ref()
-        for layer in model.submodules
-        if isinstance(layer, PatchWhitening) and layer.bias is not None
-    }
-    return [end if variable.ref() in biases else 0 for variable in model.trainable_variables]
+    biases = {id(layer.bias) for layer in layers_in(model) if isinstance(layer, PatchWhitening)}
+    return [end if id(variable) in biases else 0 for variable in model.trainable_variables]
 
 
 def filters_of(model: keras.Model) -> list[bool]:
     """Returns which trainable variables are filters of full (not depthwise) convolutions."""
-    depthwise = {
-        layer.depthwise_kernel.ref()
-        for layer in model.submodules
-        if hasattr(layer, "depthwise_kernel")
-    }
+    depthwise = {id(getattr(layer, "depthwise_kernel", None)) for layer in layers_in(model)}
     return [
-        variable.shape.rank == 4 and variable.ref() not in depthwise
+        len(variable.shape) == 4 and id(variable) not in depthwise
         for variable in model.trainable_variables
     ]

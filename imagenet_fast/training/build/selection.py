@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.batches import evaluation_batches

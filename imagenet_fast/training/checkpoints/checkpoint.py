@@ -11,8 +11,8 @@ import tempfile
 import zlib
 from typing import Any, TypedDict
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError, first_line
 from imagenet_fast.base.outside import Count, as_type, parse_json
@@ -20,7 +20,7 @@ from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.distribute.exchange import text_of_chief
 from imagenet_fast.distribute.one_call import restored_everywhere
 from imagenet_fast.distribute.workers import worker_place
-from imagenet_fast.models.custom import random_generators, use_restored_statistics
+from imagenet_fast.models.custom import use_restored_statistics
 from imagenet_fast.training.checkpoints.damaged import damage_of, whole_checkpoint
 from imagenet_fast.training.checkpoints.model_dir import (
     BEST,
@@ -65,9 +65,6 @@ class Checkpoints:
         parts: dict[str, Any] = {"state": self._state, **_shadow_weights(model)}
         if model.proxy is not None:
             parts["proxy"] = model.proxy.checkpoint
-        generators = random_generators(model)
-        if generators:
-            parts["random_generators"] = generators
         self._checkpoint = tf.train.Checkpoint(model=model, **parts)
         self._options = options
         self._folder = to_path(options.model_dir, CHECKPOINTS)

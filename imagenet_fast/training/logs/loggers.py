@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import tf_keras as keras
+import keras
 
 from imagenet_fast.training.logs.keras_callbacks import KerasCallbacks
 from imagenet_fast.training.logs.logger import Logger

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-import tf_keras as keras
+import keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.option import option_text

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+import keras
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast import models
 

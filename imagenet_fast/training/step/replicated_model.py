@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
+from imagenet_fast.base.keras_2 import layers_in
 from imagenet_fast.distribute.one_call import (
     assign_local,
     local_values,
@@ -40,10 +40,6 @@ class ReplicatedModel(keras.Model):
         self.lookahead: Lookahead | None = None
         strategy = self.distribute_strategy
         self._average_statistics = one_call(strategy, self._average_statistics_in_replica)
-        for counter in (self._train_counter, self._test_counter, self._predict_counter):
-            # Keras resets them at the start, which would be an operation for each replica.
-            assign = one_call(strategy, functools.partial(assign_local, [counter]))
-            counter.assign = functools.partial(_set_counter, assign)
 
     def average_batch_norm_statistics(self) -> None:
         """Sets batch norm's moving averages to their mean over the replicas, in each of them."""
@@ -109,18 +105,18 @@ class ReplicatedModel(keras.Model):
     def _shadow_weights(self) -> list[ShadowWeights]:
         return [shadow for shadow in (self.weight_average, self.lookahead) if shadow is not None]
 
-    def _statistics(self) -> list[tf.Variable]:
+    def _statistics(self) -> list[Any]:
         """Returns the moving averages of batch norm."""
         return [
             variable
-            for layer in self.submodules
+            for layer in layers_in(self)
             if isinstance(layer, keras.layers.BatchNormalization)
             for variable in (layer.moving_mean, layer.moving_variance)
         ]
 
-    def _states(self) -> list[tf.Variable]:
+    def _states(self) -> list[Any]:
         """Returns what a forward pass in training changes: batch norm's and dropout's states."""
-        dropouts = [layer.state for layer in self.submodules if isinstance(layer, Dropout)]
+        dropouts = [layer.state for layer in layers_in(self) if isinstance(layer, Dropout)]
         return [*self._statistics(), *dropouts]
 
     def _average_statistics_in_replica(self) -> None:
@@ -130,6 +126,3 @@ class ReplicatedModel(keras.Model):
             means = context.all_reduce(tf.distribute.ReduceOp.MEAN, local_values(statistics))
             assign_local(statistics, means)
 
-
-def _set_counter(assign: Callable[..., None], value: int) -> None:
-    assign([tf.constant(value, tf.int64)])

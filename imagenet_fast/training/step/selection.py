@@ -7,8 +7,8 @@ highest loss, as a smaller network sees them that is trained on the same images.
 
 from __future__ import annotations
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.optimizers.loss_scale import apply_gradients, scaled_loss
 from imagenet_fast.optimizers.slots import make_slots

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.on_device import ImagesOnDevice, gather
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.one_call import assign_local, local_values
-from imagenet_fast.optimizers.loss_scale import apply_gradients, scaled_loss
+from imagenet_fast.optimizers.loss_scale import (
+    apply_gradients,
+    leave_sums_to_the_step,
+    scaled_loss,
+)
 from imagenet_fast.optimizers.slots import make_slots
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.programs import sum_of
@@ -120,7 +124,9 @@ class TrainingStep(ReplicatedModel):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Keras' ``compile``; only the optimizer has an effect."""
         # Weights mark images that do not count; without this Keras warns that it ignores them.
-        super().compile(*args, **{"weighted_metrics": [], **kwargs})
+        super().compile(*args, **{"weighted_metrics": [], "jit_compile": False, **kwargs})
+        if self.optimizer is not None:
+            leave_sums_to_the_step(self.optimizer)
         # Plain functions unless XLA compiles them: inside tf.functions, replicas of a
         # MirroredStrategy could not synchronize batch norm.
         self._forward_backward, self._step = self._gradients, self._take_step
@@ -250,7 +256,7 @@ class TrainingStep(ReplicatedModel):
             )
         random_numbers: tuple[tf.Tensor, ...] = ()
         if self.mixer is not None:
-            step = self.optimizer.iterations.read_value()
+            step = tf.convert_to_tensor(self.optimizer.iterations)
             random_numbers = (self.mixer.draw(images, step, replica),)
         gradients, sums = self._accumulate(global_batch, *batch, *random_numbers)
         if self.select_by_loss < 1:
@@ -263,7 +269,7 @@ class TrainingStep(ReplicatedModel):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the part of a batch with the highest loss in training mode."""
         if self.proxy is not None:
-            step = self.optimizer.iterations.read_value()
+            step = tf.convert_to_tensor(self.optimizer.iterations)
             losses = self.proxy.losses(step, images, labels, weights, self.select_by_loss)
         else:
             states = self._states()
@@ -280,7 +286,7 @@ class TrainingStep(ReplicatedModel):
           gradients: of the trainable variables, summed over the replicas, times the loss scale if
             there is one.
         """
-        step = self.optimizer.iterations.read_value()
+        step = tf.convert_to_tensor(self.optimizer.iterations)
         apply_gradients(self.optimizer, gradients, self.trainable_variables)
         if self.lookahead is not None:
             self.lookahead.update(step + 1)

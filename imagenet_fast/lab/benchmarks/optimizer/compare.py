@@ -8,8 +8,8 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast import models
 from imagenet_fast.base.paths import to_local_path

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.native_ops import load_ops

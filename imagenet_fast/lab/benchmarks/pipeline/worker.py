@@ -22,7 +22,7 @@ from imagenet_fast.distribute.quiet import import_tensorflow
 from imagenet_fast.lab.benchmarks.process_memory import limit_memory, memory
 
 if TYPE_CHECKING:
-    import tf_keras as keras
+    import keras
 
 
 class Case(NamedTuple):
@@ -171,7 +171,7 @@ class _Step:
 
 
 def _model(case: Case, network: Network, devices: list[str]) -> keras.Model:
-    import tf_keras as keras
+    import keras
 
     from imagenet_fast.lab.benchmarks.pipeline.emulated_device import EmulatedBlock
     from imagenet_fast.pipeline_parallel.gpipe import GPipe
@@ -201,7 +201,7 @@ def _model(case: Case, network: Network, devices: list[str]) -> keras.Model:
 
 
 def _convolution(channels: int) -> keras.Model:
-    import tf_keras as keras
+    import keras
 
     return keras.Sequential(
         [
