@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError, nearest
-from imagenet_fast.base.former_names import without_removed
+from imagenet_fast.base.former_names import with_todays_names, without_removed
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text, parse, require_option
 from imagenet_fast.base.outside import MAX_JSON, parse_json, read_bounded
@@ -352,7 +352,7 @@ def _read_flagfile(path: Path, parents: tuple[Path, ...]) -> Iterator[FlagfileLi
         raise UserError(f"cannot read flagfile {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"cannot read flagfile {path}: it is not text") from None
-    for number, line in enumerate(lines, start=1):
+    for number, line in with_todays_names(lines):
         flag = line.strip()
         if not flag or flag.startswith(_COMMENT_MARKS):
             continue

@@ -40,7 +40,6 @@ OTHER = {
     "jpeg_scaling": True,
     "jpeg_index": False,
     "max_pixels": 4096,
-    "normalize_pixels": False,
     "pixel_mean": (0.0, 1e-7, 127.5),
     "pixel_std": (1.0, 1 / 3, 255.0),
     "train_crop": "pad",
@@ -55,8 +54,7 @@ OTHER = {
     "contrast": 0.13,
     "chroma": 0.1,
     "lighting": 0.1,
-    "rand_augment_layers": 2,
-    "rand_augment_magnitude": 9.0,
+    "rand_augment": (2.0, 9.0),
     "trivial_augment": True,
     "random_erasing": 0.1,
     "mixup_alpha": 0.2,
@@ -79,7 +77,6 @@ OTHER = {
     "celu_alpha": 0.3,
     "logits_scale": 0.0625,
     "whitening": True,
-    "group_activation": "silu",
     "normal_cells": 3,
     "cell_filters": 32,
     "whitening_images": 5000,
@@ -111,7 +108,6 @@ OTHER = {
     "decoupled_weight_decay": True,
     "weight_decay_on": "weights",
     "lars_eeta": 0.01,
-    "lars_epsilon": 1e-5,
     "optimizer_epsilon": 1.0,
     "rate_in_momentum": "no",
     "bias_rate_factor": 64.0,
@@ -173,7 +169,6 @@ OTHER = {
     "tta_fraction": 0.25,
     "checkpoint_every": Duration(1e7, "examples"),
     "keep_checkpoints": 1,
-    "on_damaged_checkpoint": "stop",
     "steps_per_call": "7",
     "log_every": Duration(1, "steps"),
     "stop_at_accuracy": 0.749,
@@ -205,16 +200,15 @@ LEFT_OUT = {
     *("crop_min_area", "crop_attempts", "muon_momentum", "muon_head_rate_factor"),
     *("muon_steps", "muon_coefficients", "muon_norm_every", "whitening_bias_until"),
     *("warmup", "warmup_start", "decay_power", "end_learning_rate"),
-    *("decay_every", "knots_at", "knots", "optimizer_epsilon", "decoupled_weight_decay"),
+    *("decay_every", "knots_at", "knots", "decoupled_weight_decay"),
     *("pool_order", "activation", "celu_alpha", "logits_scale", "whitening"),
     *(
         "whitening_images",
-        "group_activation",
         "normal_cells",
         "cell_filters",
         "batch_norm_scale",
     ),
-    *("dropout", "batch_norm_after_pool5", "pipeline_stages_per_device", "normalize_pixels"),
+    *("dropout", "batch_norm_after_pool5", "pipeline_stages_per_device"),
 }
 CHANGED = Config(
     **{
@@ -447,7 +441,6 @@ def test_paths():
         ({"knots_at": "5 epochs,0 epochs"}, "must be in one unit and in order"),
         ({"knots": (1.0, -1.0)}, "knots is 1,-1, but must not be negative"),
         ({"lars_eeta": 0.0}, "lars_eeta is 0, but must be positive"),
-        ({"lars_epsilon": -1e-5}, "lars_epsilon is -1e-05, but must not be negative"),
         ({"optimizer_epsilon": -1.0}, "optimizer_epsilon is -1, but must not be negative"),
         ({"clip_norm": -1.0}, "clip_norm is -1, but must not be negative"),
         ({"ema_decay": 1.0}, "ema_decay is 1, but must be in [0, 1)"),
@@ -508,7 +501,7 @@ def test_paths():
             "there are 2 knots, but 1 times in",
         ),
         ({"xla": True, "strategy": "tpu"}, "a TPU always compiles"),
-        ({"trivial_augment": True, "rand_augment_layers": 2}, "trivial_augment excludes rand_au"),
+        ({"trivial_augment": True, "rand_augment": (2, 9)}, "trivial_augment excludes rand_augmen"),
         ({"random_erasing": 1.5}, "random_erasing is 1.5, but must be in [0, 1]"),
         (
             {"train_crop": "pad", "image_size": 8, "crop_padding": 8},
@@ -580,7 +573,6 @@ def test_unknown_option_with_the_nearest():
             "lars_eeta=0.01 is for optimizer=lars, but optimizer is sgd: leave it out; its default "
             "is 0.001",
         ),
-        ({"lars_epsilon": 1e-5, "optimizer": "muon"}, "lars_epsilon=1e-05 is for optimizer=lars"),
         ({"muon_momentum": 0.5, "optimizer": "lars"}, "is for optimizer=muon, but optimizer is l"),
         ({"muon_head_rate_factor": 2.0}, "is for optimizer=muon, but optimizer is sgd"),
         (
@@ -614,7 +606,7 @@ def test_unknown_option_with_the_nearest():
             {"decay_at": "3 epochs", "decay_every": "2 epochs"},
             "decay_at=3 epochs has no effect, because decay_every is 2 epochs: leave it out",
         ),
-        ({"celu_alpha": 0.3, "model": "resnet9"}, "is for activation=celu, but activation is relu"),
+        ({"celu_alpha": 0.3, "model": "resnet9"}, "is for activation=celu, but activation is auto"),
         ({"whitening_images": 5000}, "is for model=resnet9 or model=airbench94 or"),
         (
             {"whitening_images": 5000, "model": "resnet9"},
@@ -646,7 +638,6 @@ def test_unknown_option_with_the_nearest():
         ({"bias_rate_factor_on": "batch_norm"}, "has no effect, because bias_rate_factor is 1"),
         ({"crop_min_area": 0.25, "train_crop": "pad"}, "is for train_crop=random_resized or"),
         ({"crop_padding": 3}, "is for train_crop=pad, but train_crop is random_resized"),
-        ({"rand_augment_magnitude": 9}, "because rand_augment_layers is 0"),
         (
             {"fusion_bytes": 0, "fusion_segments": (20, 76)},
             "fusion_bytes=0 has no effect, because fusion_segments is 20,76: leave it out",
@@ -713,7 +704,7 @@ def test_another_model_after_a_recipe_resets_its_options():
         Config.from_flagfile(recipe).replace(model="resnet18"),
     ):
         assert (config.whitening, config.pool_order) == (False, "conv_bn_relu_pool")
-        assert (config.activation, config.celu_alpha) == ("relu", 0.075)  # one by the other
+        assert (config.activation, config.celu_alpha) == ("auto", 0.075)  # one by the other
 
 
 def test_decoupled_weight_decay_needs_a_learning_rate():
@@ -951,7 +942,6 @@ def test_what_shapes_the_weights_may_not_change_on_resume():
         "eval_batch_size",
         "eval_image_size",
         "keep_checkpoints",
-        "on_damaged_checkpoint",
         "pipeline_stages",
         "pipeline_servers",
         "pipeline_balance",

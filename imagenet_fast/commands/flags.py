@@ -12,7 +12,7 @@ from typing import Any, cast
 from absl import flags
 
 from imagenet_fast.base.errors import UserError, nearest
-from imagenet_fast.base.former_names import RENAMED_FLAGS, advice
+from imagenet_fast.base.former_names import RENAMED_FLAGS, advice, with_todays_names
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.commands import COMMANDS
@@ -102,7 +102,8 @@ class CommandFlags:
             print(self._help(positional, full="--helpfull" in arguments))
             raise SystemExit(0)
         try:
-            expanded, self._sources, self._lines = _expand_flagfiles(arguments)
+            today = [argument for _, argument in with_todays_names(arguments)]
+            expanded, self._sources, self._lines = _expand_flagfiles(today)
             rest = self._flags([self._command, *map(self._with_new_name, expanded)])[1:]
         except UserError:
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.base.option import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Check, OnlyIf, option
 from imagenet_fast.base.shared_options import SharedOptions
 
@@ -45,6 +45,25 @@ _AIRBENCH = OnlyIf("model", ("airbench94", "airbench95", "airbench96", "airbench
 _FOR_CIFAR = OnlyIf("model", ("resnet9", *_AIRBENCH.values))
 _WITH_WIDTH = OnlyIf("model", (*_IMAGENET_RESNET_NAMES, *_FOR_CIFAR.values))
 _AMOEBANETS = OnlyIf("model", ("amoebanet_b", "amoebanet_d"))
+# Of the networks that have several, the published one first.
+ACTIVATIONS = {
+    **dict.fromkeys(_RESNET9.values, ("relu", "celu")),
+    **dict.fromkeys(_AIRBENCH.values, ("gelu", "silu")),
+}
+
+
+def check_activation(model: str, activation: str) -> None:
+    """Checks that a network has an activation, or that it is ``auto``, the published one.
+
+    Raises:
+      UserError: if it has others.
+    """
+    choices = ACTIVATIONS.get(model, ())
+    if activation != "auto" and activation not in choices:
+        raise UserError(
+            f"{model}: there is no activation {activation!r}{nearest(activation, choices)}; use "
+            f"one of {', '.join(choices)}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,18 +95,19 @@ class ModelOptions(SharedOptions):
         only_if=_RESNET9,
     )
     activation: str = option(
-        "relu",
-        "activation of resnet9: relu or celu",
+        "auto",
+        "activation; of resnet9: relu or celu; of airbench94 to airbench96, except after the "
+        "whitening layer: gelu or silu; auto: as published, relu and gelu",
         group="model",
-        choices=("relu", "celu"),
-        only_if=_RESNET9,
+        choices=("auto", "relu", "celu", "gelu", "silu"),
+        only_if=_FOR_CIFAR,
     )
     celu_alpha: float = option(
         0.075,
         "minus the minimum of celu",
         group="model",
         check=POSITIVE,
-        only_if=OnlyIf("activation", ("celu",)),
+        only_if=(_RESNET9, OnlyIf("activation", ("celu",))),
     )
     logits_scale: float = option(
         0.0,
@@ -101,13 +121,6 @@ class ModelOptions(SharedOptions):
         "start resnet9 with fixed 3x3 filters that whiten patches of training images",
         group="model",
         only_if=_RESNET9,
-    )
-    group_activation: str = option(
-        "gelu",
-        "activation of airbench94 to airbench96, except after the whitening layer: gelu or silu",
-        group="model",
-        choices=("gelu", "silu"),
-        only_if=_AIRBENCH,
     )
     normal_cells: int = option(
         18,
@@ -259,7 +272,14 @@ class ModelOptions(SharedOptions):
         only_if=_ALEXNET,
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Options that name the published one are those of the same run.
+        if self.activation in ACTIVATIONS.get(self.model, ())[:1]:
+            object.__setattr__(self, "activation", "auto")
+
     def _check_together(self) -> None:
         super()._check_together()
+        check_activation(self.model, self.activation)
         if self.freeze_through and not self.initial_weights:
             raise UserError("freeze_through would freeze random weights: give --initial_weights")

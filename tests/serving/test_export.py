@@ -379,8 +379,8 @@ def test_nothing_is_written_if_another_format_cannot_be(
 
 
 def test_other_weights_are_not_exported_as_the_run_s(config, trained, tmp_path):
-    with pytest.raises(UserError, match="normalize_pixels is true there, false here"):
-        export(config.replace(normalize_pixels=False), tmp_path / "model")
+    with pytest.raises(UserError, match="antialias is false there, true here"):
+        export(config.replace(antialias=True), tmp_path / "model")
     assert not list(tmp_path.iterdir())
 
 

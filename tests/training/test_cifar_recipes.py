@@ -205,7 +205,7 @@ def test_images_and_batch_norm(name, momentum, whitening, smoothing, views):
 
 def test_what_only_the_speedrun_has():
     config = load("speedrun_cifar10")
-    assert (config.model, config.group_activation) == ("airbench94", "silu")
+    assert (config.model, config.activation) == ("airbench94", "silu")
     assert (config.brightness, config.contrast) == (0.1399, 0.1308)
     # Of the whole test set.
     assert (config.tta_fraction, config.eval_batch_size) == (0.25, 10_000)

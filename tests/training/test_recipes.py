@@ -306,7 +306,7 @@ def test_weight_decay_of_mlperf_32k_is_that_of_both_terms():
         config.momentum,
         config.weight_decay,
         eeta=config.lars_eeta,
-        epsilon=config.lars_epsilon,
+        epsilon=config.optimizer_epsilon,
         nesterov=config.nesterov,
     )
     random = np.random.default_rng(0)

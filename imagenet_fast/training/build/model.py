@@ -272,7 +272,7 @@ def build_classifier(
         if config.freeze_through:
             freeze(network, config.freeze_through)
         pixels = keras.Input(shape, dtype="uint8", name="pixels")
-        normalize = PixelNormalization(*config.pixel_normalization, name="normalize")
+        normalize = PixelNormalization(config.pixel_mean, config.pixel_std, name="normalize")
         logits = network(normalize(pixels))
         if logits.dtype != tf.float32:  # of a network of the user
             logits = keras.layers.Activation("linear", dtype="float32", name="float32")(logits)

@@ -100,7 +100,7 @@ def _unscaled_optimizer(
         return LARS(
             schedule,
             eeta=options.lars_eeta,
-            epsilon=options.lars_epsilon,
+            epsilon=options.optimizer_epsilon,
             rate_in_momentum=options.rate_in_momentum != "no",
             trust_mask=[role is Role.WEIGHT for role in roles],
             **shared,

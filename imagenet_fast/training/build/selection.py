@@ -84,5 +84,5 @@ def build_proxy_network(config: Config, classes: int) -> keras.Model:
         if config.loss == "binary_cross_entropy":
             start_at_equal_probabilities(network)
         pixels = keras.Input(shape, dtype="uint8", name="pixels")
-        normalize = PixelNormalization(*config.pixel_normalization, name="normalize")
+        normalize = PixelNormalization(config.pixel_mean, config.pixel_std, name="normalize")
         return keras.Model(pixels, network(normalize(pixels)), name="proxy")

@@ -59,5 +59,5 @@ def _first_images(options: InputOptions, info: DatasetInfo, count: int) -> np.nd
             raise UserError(
                 f"whitening needs training images, but none of the first {count} can be read"
             )
-    normalize = PixelNormalization(*options.pixel_normalization, dtype=tf.float32)
+    normalize = PixelNormalization(options.pixel_mean, options.pixel_std, dtype=tf.float32)
     return normalize(pixels).numpy()

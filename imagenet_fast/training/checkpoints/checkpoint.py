@@ -141,7 +141,7 @@ class Checkpoints:
         All workers must call it; they restore the newest checkpoint that the chief finds undamaged.
 
         Raises:
-          UserError: if it is another model's, or damaged, depending on ``on_damaged_checkpoint``.
+          UserError: if it is another model's, or all are damaged.
         """
         latest = self._latest()
         if latest is None:
@@ -163,9 +163,7 @@ class Checkpoints:
         answer = {"name": ""}
         if self._chief:
             try:
-                whole = whole_checkpoint(
-                    self._options.model_dir, self._options.on_damaged_checkpoint
-                )
+                whole = whole_checkpoint(self._options.model_dir)
                 answer = {"name": to_path(whole).name if whole else ""}
             except UserError as error:
                 answer = {"error": str(error)}

@@ -48,7 +48,7 @@ SCHEDULE_OPTIONS = {f.name for f in dataclasses.fields(ScheduleOptions)} - _SHAR
 # training reads.
 _NETWORK_OPTIONS = {
     *(field.name for field in dataclasses.fields(ModelOptions)),
-    *("image_size", "normalize_pixels", "pixel_mean", "pixel_std", "resize_method", "antialias"),
+    *("image_size", "pixel_mean", "pixel_std", "resize_method", "antialias"),
     *("loss", "ema_decay"),
 } - {
     *_SHARED_OPTIONS,

@@ -207,7 +207,7 @@ def _hyperparameters(options: UpdateOptions, steps_per_epoch: int) -> dict[str, 
         f"{warmup_prefix}_learning_rate_warmup_epochs": warmup / steps_per_epoch,
     }
     if options.optimizer == "lars":
-        values["lars_epsilon"] = options.lars_epsilon
+        values["lars_epsilon"] = options.optimizer_epsilon
     if options.schedule in ("polynomial", "cosine"):
         values[f"{prefix}_end_learning_rate"] = options.end_learning_rate
         values[f"{prefix}_learning_rate_decay_steps"] = decay_steps(options, steps_per_epoch)

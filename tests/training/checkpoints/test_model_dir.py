@@ -139,7 +139,7 @@ def test_a_run_with_other_options(config):
     ("changes", "message"),
     [
         ({"image_size": 64}, "image_size is 224 there, 64 here"),
-        ({"normalize_pixels": False}, "normalize_pixels is true there, false here"),
+        ({"antialias": True}, "antialias is false there, true here"),
         ({"pixel_mean": (0.0, 0.0, 0.0)}, "pixel_mean is 123.675,116.28,103.53 there, 0,0,0 here"),
         ({"model": "resnet8"}, "model is resnet50 there, resnet8 here"),
         ({"stride_on_1x1": True, "ema_decay": 0.9}, "stride_on_1x1 is false there, true here; ema"),
