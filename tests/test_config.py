@@ -14,6 +14,8 @@ from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.option import option_text
 from imagenet_fast.config import Config, option_names, option_type, parse_option, read_flagfile
+from imagenet_fast.data.pixel_options import PixelOptions
+from imagenet_fast.models.options import ModelOptions
 
 PACKAGE = pathlib.Path(imagenet_fast.__file__).parent
 RECIPES = sorted((PACKAGE / "flags").rglob("*.flags"))
@@ -276,6 +278,23 @@ def test_help_names_each_choice(field):
         assert [choice for choice in choices if choice not in text] == []
     else:
         assert all(choices)
+
+
+# Options of the network and of pixels that only training reads, or that may differ in evaluation.
+NOT_IN_EVALUATION = {
+    *("whitening_images", "proxy_model", "proxy_width", "initial_weights", "freeze_through"),
+    *("zero_gamma", "conv_init", "gamma_init", "dropout"),
+    *("batch_norm_momentum", "batch_norm_batch_size"),
+    *("eval_image_size", "train_sizes", "train_until", "size_ramp", "size_ramp_at"),
+    *("eval_crop_fraction", "eval_crop", "resize_kernel", "max_pixels"),
+    *("jpeg_dct", "jpeg_upsampling", "jpeg_scaling", "jpeg_index"),
+}
+
+
+def test_evaluation_needs_all_other_options_of_the_network_and_its_pixels():
+    needed = {field.name for field in dataclasses.fields(Config) if field.metadata["in_evaluation"]}
+    own = {*ModelOptions.__annotations__, *PixelOptions.__annotations__}
+    assert needed == own - NOT_IN_EVALUATION | {"loss", "ema_decay"}
 
 
 def test_networks_of_the_user():

@@ -35,6 +35,7 @@ class PixelOptions(Options):
         "height and width of the network's input images, in pixels",
         group="data",
         check=IMAGE_SIDE,
+        in_evaluation=True,
     )
     eval_image_size: int = option(
         0,
@@ -91,13 +92,18 @@ class PixelOptions(Options):
         choices=("square", "proportional"),
     )
     resize_method: str = option(
-        "bilinear", "interpolation of resized images", group="data", choices=("bilinear", "bicubic")
+        "bilinear",
+        "interpolation of resized images",
+        group="data",
+        choices=("bilinear", "bicubic"),
+        in_evaluation=True,
     )
     antialias: bool = option(
         False,
         "antialias when downscaling, as Pillow and torchvision do, in training, evaluation and "
         "exported models; published TensorFlow recipes do not",
         group="data",
+        in_evaluation=True,
     )
     resize_kernel: str = option(
         "auto",
@@ -153,12 +159,14 @@ class PixelOptions(Options):
             lambda value: len(value) == 3 and min(value) >= 0 and max(value) <= 255,
             "have three values in [0, 255]",
         ),
+        in_evaluation=True,
     )
     pixel_std: tuple[float, ...] = option(
         (58.395, 57.12, 57.375),
         "standard deviations of red, green and blue, by which the differences are divided",
         group="data",
         check=Check(lambda value: len(value) == 3 and min(value) > 0, "have three positive values"),
+        in_evaluation=True,
     )
 
     @property

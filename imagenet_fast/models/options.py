@@ -76,6 +76,7 @@ class ModelOptions(SharedOptions):
         group="model",
         choices=MODEL_NAMES,
         check=Check(is_custom, "be module:function"),
+        in_evaluation=True,
     )
     width: int = option(
         0,
@@ -85,6 +86,7 @@ class ModelOptions(SharedOptions):
         group="model",
         check=NOT_NEGATIVE,
         only_if=_WITH_WIDTH,
+        in_evaluation=True,
     )
     pool_order: str = option(
         "conv_bn_relu_pool",
@@ -93,6 +95,7 @@ class ModelOptions(SharedOptions):
         group="model",
         choices=("conv_bn_relu_pool", "conv_bn_pool_relu", "conv_pool_bn_relu"),
         only_if=_RESNET9,
+        in_evaluation=True,
     )
     activation: str = option(
         "auto",
@@ -101,6 +104,7 @@ class ModelOptions(SharedOptions):
         group="model",
         choices=("auto", "relu", "celu", "gelu", "silu"),
         only_if=_FOR_CIFAR,
+        in_evaluation=True,
     )
     celu_alpha: float = option(
         0.075,
@@ -108,6 +112,7 @@ class ModelOptions(SharedOptions):
         group="model",
         check=POSITIVE,
         only_if=(_RESNET9, OnlyIf("activation", ("celu",))),
+        in_evaluation=True,
     )
     logits_scale: float = option(
         0.0,
@@ -115,12 +120,14 @@ class ModelOptions(SharedOptions):
         group="model",
         check=NOT_NEGATIVE,
         only_if=_FOR_CIFAR,
+        in_evaluation=True,
     )
     whitening: bool = option(
         False,
         "start resnet9 with fixed 3x3 filters that whiten patches of training images",
         group="model",
         only_if=_RESNET9,
+        in_evaluation=True,
     )
     normal_cells: int = option(
         18,
@@ -128,6 +135,7 @@ class ModelOptions(SharedOptions):
         group="model",
         check=Check(lambda value: value in range(3, 151, 3), "be a multiple of 3 in [3, 150]"),
         only_if=_AMOEBANETS,
+        in_evaluation=True,
     )
     cell_filters: int = option(
         208,
@@ -136,6 +144,7 @@ class ModelOptions(SharedOptions):
         group="model",
         check=Check(lambda value: value > 0 and value % 8 == 0, "be a positive multiple of 8"),
         only_if=_AMOEBANETS,
+        in_evaluation=True,
     )
     whitening_images: int = option(
         10_000,
@@ -181,12 +190,14 @@ class ModelOptions(SharedOptions):
         group="model",
         choices=("imagenet", "small"),
         only_if=_IMAGENET_RESNETS,
+        in_evaluation=True,
     )
     stride_on_1x1: bool = option(
         False,
         "put a bottleneck's stride in its first convolution (ResNet v1), not in its 3x3 (v1.5)",
         group="model",
         only_if=_IMAGENET_RESNETS,
+        in_evaluation=True,
     )
     blur_pool: str = option(
         "none",
@@ -196,6 +207,7 @@ class ModelOptions(SharedOptions):
         group="model",
         choices=("none", "convolutions", "convolutions_and_pools"),
         only_if=_IMAGENET_RESNETS,
+        in_evaluation=True,
     )
     padding: str = option(
         "symmetric",
@@ -205,6 +217,7 @@ class ModelOptions(SharedOptions):
         group="model",
         choices=("symmetric", "same_pool", "same"),
         only_if=_IMAGENET_RESNETS,
+        in_evaluation=True,
     )
     zero_gamma: bool = option(
         True,
@@ -242,12 +255,14 @@ class ModelOptions(SharedOptions):
         group="model",
         check=POSITIVE,
         only_if=_PACKAGED,
+        in_evaluation=True,
     )
     batch_norm_scale: bool = option(
         True,
         "train gamma of batch norm in resnet9; otherwise it is 1",
         group="model",
         only_if=_RESNET9,
+        in_evaluation=True,
     )
     batch_norm_batch_size: int = option(
         0,
@@ -270,6 +285,7 @@ class ModelOptions(SharedOptions):
         "use AlexNet's fifth batch norm, after its last pool (Jia et al. 2018)",
         group="model",
         only_if=_ALEXNET,
+        in_evaluation=True,
     )
 
     def __post_init__(self) -> None:

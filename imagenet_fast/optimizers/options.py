@@ -168,6 +168,7 @@ class OptimizerOptions(SharedOptions):
         "and export use; 0: no average",
         group="optimization",
         check=BELOW_ONE,
+        in_evaluation=True,
     )
     ema_every: int = option(
         1,
@@ -199,6 +200,7 @@ class OptimizerOptions(SharedOptions):
         "predicted probabilities are then sigmoids, whose sum need not be 1",
         group="optimization",
         choices=("cross_entropy", "binary_cross_entropy"),
+        in_evaluation=True,
     )
     class_weights: str = option(
         "",
@@ -379,7 +381,7 @@ class ScheduleOptions(SharedOptions):
         if "warmup" not in given or has_warmup or self.schedule == "piecewise_linear":
             return
         warn_once(
-            f"warmup without effect: there is no warmup, because the scaled "
+            "warmup without effect: there is no warmup, because the scaled "
             f"learning rate, {self.scaled_learning_rate:g}, is not above learning_rate; for a "
             "warmup from 0 give warmup_start=0"
         )
