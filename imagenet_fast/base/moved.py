@@ -63,8 +63,9 @@ class _Moved(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         package, _, module = name.partition(".")
         if package == self._package and module in MOVED:
+            # With a name, `from package import module` would replace it by Python's own message.
             raise ModuleNotFoundError(
-                f"{name} is {self._package}.{MOVED[module]} now: import it from there", name=name
+                f"{name} is {self._package}.{MOVED[module]} now: import it from there"
             )
         return None
 
