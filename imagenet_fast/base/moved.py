@@ -17,6 +17,7 @@ MOVED = {
     "pipeline_parallel.unrolled": "pipeline_parallel.passes",
     "distribute.ranks": "distribute.connect",
     "optimizers.roles": "optimizers",
+    "optimizers.scaled_times": "flagfiles",
     "data.pipeline": "data.dataset",
     "data.size_ramp": "data.pixel_options",
     "data.sources": "data.prepare.sources",
