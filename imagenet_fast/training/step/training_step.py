@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -121,10 +122,11 @@ class TrainingStep(ReplicatedModel):
         super().compile(*args, **{"weighted_metrics": [], **kwargs})
         # Plain functions unless XLA compiles them: inside tf.functions, replicas of a
         # MirroredStrategy could not synchronize batch norm.
-        self._forward_backward, self._step = self._gradients, self._take_step
+        self._forward_backward = self._gradients
         # Compiled again each time: the graphs depend on the optimizer and the trainable layers.
         if self._xla and self.distribute_strategy.num_replicas_in_sync == 1:
-            self._step = _compiled(self._take_step)
+            step = functools.partial(type(self).train_step, self)
+            self.train_step = _compiled(step)  # type: ignore[method-assign]
         elif self._xla:
             self._forward_backward = _compiled(self._gradients)
 
@@ -141,8 +143,16 @@ class TrainingStep(ReplicatedModel):
             self.selection.make_slots()
 
     def train_step(self, data: Any) -> Mapping[str, tf.Tensor]:
-        """Takes one step on this replica's part of the global batch."""
-        return self._step(data)
+        """Takes one step on this replica's part of the global batch.
+
+        Args:
+          data: as in :meth:`batch`.
+        """
+        gradients, sums = self.gradients(data)
+        *gradients, sums = self._all_reduce(gradients, sums)
+        self.update(gradients)
+        self.metric_sums.add(sums)
+        return self.metric_sums.results()
 
     def test_step(
         self, data: Any, predictions: Predictions | None = None
@@ -287,13 +297,6 @@ class TrainingStep(ReplicatedModel):
     def reset_metrics(self) -> None:
         """Keras' ``reset_metrics``, in one call for all metrics."""
         self.metric_sums.reset()
-
-    def _take_step(self, data: Any) -> Mapping[str, tf.Tensor]:
-        gradients, sums = self.gradients(data)
-        *gradients, sums = self._all_reduce(gradients, sums)
-        self.update(gradients)
-        self.metric_sums.add(sums)
-        return self.metric_sums.results()
 
     def _all_reduce(self, gradients: Tensors, sums: tf.Tensor) -> Tensors:
         if self.all_reduce is None:
