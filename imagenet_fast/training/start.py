@@ -15,6 +15,7 @@ from imagenet_fast.training.build.fusion_trials import load_fusion, save_fusion
 from imagenet_fast.training.build.model import build
 from imagenet_fast.training.build.schedule_change import change_of_schedule
 from imagenet_fast.training.checkpoints.checkpoint import Checkpoints
+from imagenet_fast.training.checkpoints.config_file import directory_of
 from imagenet_fast.training.checkpoints.model_dir import (
     CHECKPOINTS,
     check_model_dir,
@@ -22,11 +23,10 @@ from imagenet_fast.training.checkpoints.model_dir import (
     latest_checkpoint,
     lost_best,
 )
+from imagenet_fast.training.first_line import first_line_of
 from imagenet_fast.training.logs.clock import Clock
 from imagenet_fast.training.logs.evaluations import Evaluations
 from imagenet_fast.training.run import Run
-from imagenet_fast.training.run_config import directory_of
-from imagenet_fast.training.run_summary import run_summary
 from imagenet_fast.training.step.classifier import Classifier
 
 
@@ -149,7 +149,7 @@ def say_what_begins(run: Run, model: Classifier, start: Start, schedule_change: 
             "other images"
         )
     if trains:
-        say(run_summary(run, model, start.step))
+        say(first_line_of(run, model, start.step))
     else:
         early = start.evaluations.reason_to_stop(config)
         reason = f", {early}" if start.step < run.total_steps else ""

@@ -26,6 +26,7 @@ from imagenet_fast.training.compile_cache import CompileCache, cache_flags
 from imagenet_fast.training.evaluate import Evaluation
 from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.finish import finish
+from imagenet_fast.training.first_line import device_count
 from imagenet_fast.training.logs.clock import Clock
 from imagenet_fast.training.logs.keras_callbacks import KerasCallbacks
 from imagenet_fast.training.logs.loggers import make_loggers
@@ -39,7 +40,6 @@ from imagenet_fast.training.report.saved_images import (
     save_inputs,
 )
 from imagenet_fast.training.run import Run, make_run
-from imagenet_fast.training.run_summary import device_count
 from imagenet_fast.training.start import make_model, restore, say_what_begins
 
 

@@ -18,7 +18,8 @@ from imagenet_fast.optimizers import LARS, SGD, Muon, Role, variable_roles
 from imagenet_fast.optimizers.by_name import OPTIMIZERS, make_optimizer
 from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.optimizers.schedules import EveryNthStep
-from imagenet_fast.training.build.schedule import build_schedule, total_steps
+from imagenet_fast.training.build.schedule import build_schedule
+from imagenet_fast.training.schedule_steps import total_steps
 
 # Google's TPU code warns below this, too.
 _LEAST_LARS_BATCH = 2000

@@ -11,13 +11,14 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.option import option_text
 from imagenet_fast.config import Config
 from imagenet_fast.optimizers.muon import resets_of_norm
-from imagenet_fast.training.build.schedule import build_schedule, total_steps
+from imagenet_fast.training.build.schedule import build_schedule
+from imagenet_fast.training.checkpoints.config_file import directory_of, stored_config
 from imagenet_fast.training.checkpoints.model_dir import (
     CHECKPOINTS,
     SCHEDULE_OPTIONS,
     checkpoint_steps,
 )
-from imagenet_fast.training.run_config import directory_of, stored_config
+from imagenet_fast.training.schedule_steps import total_steps
 
 
 def change_of_schedule(config: Config, steps_per_epoch: int) -> str:

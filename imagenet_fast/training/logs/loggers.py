@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import tf_keras as keras
 
+from imagenet_fast.training.first_line import batch_norm_images
 from imagenet_fast.training.logs.keras_callbacks import KerasCallbacks
 from imagenet_fast.training.logs.logger import Logger
 from imagenet_fast.training.logs.metrics_file import JsonLines
@@ -15,7 +16,6 @@ from imagenet_fast.training.logs.progress_bar import ProgressBar
 from imagenet_fast.training.logs.tensorboard import TensorBoard, tensorboard_folder
 from imagenet_fast.training.logs.trackers import RowLogger
 from imagenet_fast.training.run import Run
-from imagenet_fast.training.run_summary import batch_norm_images
 
 
 def make_loggers(

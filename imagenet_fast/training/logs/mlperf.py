@@ -19,8 +19,8 @@ from imagenet_fast.base.files import LineFile, whole_lines
 from imagenet_fast.base.outside import Count, as_type, parse_json
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.optimizers.options import UpdateOptions
-from imagenet_fast.training.build.schedule import decay_boundaries, decay_steps, warmup_steps
 from imagenet_fast.training.logs.logger import Logger, Row
+from imagenet_fast.training.schedule_steps import decay_boundaries, decay_steps, warmup_steps
 
 FILE = "mlperf.log"
 _MARK = ":::MLLOG "

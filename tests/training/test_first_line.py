@@ -6,7 +6,7 @@ import pytest
 
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo, SplitInfo
-from imagenet_fast.training.run_summary import image_memory
+from imagenet_fast.training.first_line import image_memory
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from imagenet_fast.training.run import Run
 from imagenet_fast.training.step.classifier import Classifier
 
 
-def run_summary(run: Run, model: Classifier, first_step: int) -> str:
+def first_line_of(run: Run, model: Classifier, first_step: int) -> str:
     """Returns a one-line summary of a run, for its start.
 
     Args:
