@@ -61,11 +61,8 @@ def make_loggers(
     if config.mlperf_log:
         loggers.append(
             MLPerfLog(
-                config,
+                run,
                 step=step,
-                steps_per_epoch=run.steps_per_epoch,
-                train_examples=run.examples("train"),
-                eval_examples=run.examples("validation"),
                 batch_norm_examples=batch_norm_images(config, run.strategy),
                 last_step=last_step,
             )
