@@ -61,11 +61,7 @@ class Evaluator:
         keeps_predictions: bool = False,
     ) -> None:
         config, self._model, self.step = run.config, model, -1
-        self._predictions = (
-            Predictions(run.strategy, config, run.info, model.image_loss, split)
-            if keeps_predictions
-            else None
-        )
+        self._predictions = Predictions(run, model.image_loss, split) if keeps_predictions else None
         batches = None if config.data_on_device else distributed_dataset(config, split)
         test_step = functools.partial(model.test_step, predictions=self._predictions)
         self._program = Program(model, test_step, config, batches)

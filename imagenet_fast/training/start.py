@@ -63,7 +63,7 @@ def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, str]:
     config, info = run.config, run.info
     _check_against_data(run)
     check_model_dir(config, info.labels)
-    change = change_of_schedule(config, run.steps_per_epoch)
+    change = change_of_schedule(run)
     replicas = run.strategy.num_replicas_in_sync
     auto_fusion = config.fusion == "auto" and replicas > 1
     fusion = load_fusion(run.strategy, config.model_dir) if auto_fusion else None

@@ -26,9 +26,7 @@ from imagenet_fast.training.compile_cache import CompileCache, cache_flags
 from imagenet_fast.training.evaluate import Evaluator
 from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.finish import finish
-from imagenet_fast.training.first_line import device_count
 from imagenet_fast.training.logs.clock import Clock
-from imagenet_fast.training.logs.keras_callbacks import KerasCallbacks
 from imagenet_fast.training.logs.loggers import make_loggers
 from imagenet_fast.training.logs.recorder import Recorder
 from imagenet_fast.training.logs.tensorboard import TensorBoard
@@ -146,15 +144,14 @@ class _Training:
         )
         self.eval_every = min(self.eval_every, run.total_steps)
         self.size_changes = [run.steps(until) for _, until in config.sizes_until]
-        self.callbacks = KerasCallbacks(callbacks, model, self.eval_every, start.last_step)
         self.loggers = make_loggers(
             run,
-            self.callbacks,
+            model,
             board,
+            callbacks,
             step=start.step,
             last_step=start.last_step,
-            devices=device_count(model),
-            given=callbacks,
+            eval_every=self.eval_every,
         )
         self.recorder = Recorder(
             run, model, clock, self.loggers, start.evaluations, step=start.step
@@ -219,7 +216,9 @@ class _Training:
             for logger in self.loggers:
                 logger.after_steps(step)
             recorder.count(step, diverged, compiled=compiles)
-            epoch_ends = step % self.eval_every == 0 or step == last_step or self.callbacks.stop
+            epoch_ends = (
+                step % self.eval_every == 0 or step == last_step or self.model.stop_training
+            )
             saves = step % self.save_every == 0 or step == self.run.total_steps
             if epoch_ends or saves or step % self.log_every == 0 or step in self.size_changes:
                 recorder.read()
@@ -256,7 +255,7 @@ class _Training:
     def _reason_to_stop(self) -> str:
         """Returns why the run ends before its last step, as a clause; empty: it does not."""
         early = self.recorder.evaluations.reason_to_stop(self.config)
-        return early or ("by a Keras callback" if self.callbacks.stop else "")
+        return early or ("by a Keras callback" if self.model.stop_training else "")
 
     def _evaluate(self, step: int) -> None:
         """Evaluates the model on all validation images, if there are any, and keeps the best."""
@@ -299,7 +298,7 @@ class _Training:
         if not self.config.examine or self.config.synthetic:
             return
         if load_inputs(directory, run.info.num_classes) is None:
-            inputs = make_input_images(self.config, run.info, self.model.mixer, step)
+            inputs = make_input_images(run, self.model.mixer, step)
             save_inputs(directory, inputs, run.info.labels, step, self.board)
 
 

@@ -111,7 +111,7 @@ def build(
     _warn_of_initial_weights(run)
     per_replica_batch_size(config, strategy)
     _check_loss_scaling(config, strategy)
-    check_selection(config, strategy)
+    check_selection(run)
     classifier = _build_without_optimizer(config, info.labels, strategy, custom)
     if not classifier.trainable_variables:
         raise UserError(
@@ -123,7 +123,7 @@ def build(
     with classifier.distribute_strategy.scope():
         if classifier.mixer is not None:
             _check_mixer(config)
-        classifier.class_weights = make_class_weights(config, info, config.model_dir)
+        classifier.class_weights = make_class_weights(config, info)
         classifier.steps_per_epoch = run.steps_per_epoch
         classifier.epochs = max(1, round(run.total_steps / run.steps_per_epoch))
         classifier.total_steps = run.total_steps
@@ -134,7 +134,7 @@ def build(
                 config.lookahead_every,
                 run.total_steps,
             )
-        classifier.compile(optimizer=build_optimizer(config, classifier))
+        classifier.compile(optimizer=build_optimizer(config, classifier, run.steps_per_epoch))
         classifier.selection = build_selection(run)
         if config.fusion == "auto" and fusion is None:
             fusion = _timed_fusion(config, classifier)
@@ -142,11 +142,11 @@ def build(
         classifier.all_reduce.fusion.check(len(classifier.trainable_variables))
     # Reading images takes longest: all other errors come before.
     if not config.initial_weights and not restored:
-        whiten(network_of(classifier), config, info, config.whitening_images)
+        whiten(network_of(classifier), run)
         classifier.restart_shadow_weights()
     proxy = classifier.selection.proxy
     if proxy is not None and not restored:
-        whiten(network_of(proxy.network), config, info, config.whitening_images)
+        whiten(network_of(proxy.network), run)
     if config.data_on_device:
         classifier.training_images = make_images_on_device(config, "train")
     _load_validation_images(classifier, config, info)

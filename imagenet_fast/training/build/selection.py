@@ -21,12 +21,13 @@ from imagenet_fast.training.step.selection import Proxy, Selection
 _MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
-def check_selection(config: Config, strategy: tf.distribute.Strategy) -> None:
+def check_selection(run: Run) -> None:
     """Checks that a run can select images by their loss as configured.
 
     Raises:
       UserError: if it cannot.
     """
+    config, strategy = run.config, run.strategy
     if config.select_by_loss == 1:
         return
     images = per_replica_batch_size(config, strategy)

@@ -16,6 +16,7 @@ from imagenet_fast.optimizers import SGD, PiecewiseLinear
 from imagenet_fast.optimizers.schedules import EveryNthStep
 from imagenet_fast.training.build.selection import build_proxy_network, check_selection
 from imagenet_fast.training.checkpoints.checkpoint import Checkpoints
+from imagenet_fast.training.run import Run
 from imagenet_fast.training.step.classifier import Classifier
 from imagenet_fast.training.step.selection import Proxy, Selection, hardest
 
@@ -248,7 +249,8 @@ def test_a_built_model_with_a_proxy():
 def test_what_cannot_be_selected(changes, replicas, message):
     strategy = types.SimpleNamespace(num_replicas_in_sync=replicas)
     with pytest.raises(UserError, match=message):
-        check_selection(SMALL.replace(select_by_loss=0.25, **changes), strategy)
+        config = SMALL.replace(select_by_loss=0.25, **changes)
+        check_selection(Run(config, None, strategy))
 
 
 def test_pipelines_do_not_select():
@@ -259,4 +261,4 @@ def test_pipelines_do_not_select():
 def test_a_mirrored_strategy_of_one_replica_has_no_proxy():
     config = SMALL.replace(select_by_loss=0.25, proxy_model="resnet8")
     with pytest.raises(UserError, match="proxy_model is for strategy=one_device, not for Mirr"):
-        check_selection(config, tf.distribute.MirroredStrategy(["CPU:0"]))
+        check_selection(Run(config, None, tf.distribute.MirroredStrategy(["CPU:0"])))
