@@ -27,7 +27,6 @@ from imagenet_fast.training.evaluate import Evaluator
 from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.finish import finish
 from imagenet_fast.training.logs.clock import Clock
-from imagenet_fast.training.logs.loggers import make_loggers
 from imagenet_fast.training.logs.recorder import Recorder
 from imagenet_fast.training.logs.tensorboard import TensorBoard
 from imagenet_fast.training.program import Program
@@ -38,7 +37,7 @@ from imagenet_fast.training.report.saved_images import (
     save_inputs,
 )
 from imagenet_fast.training.run import Run, make_run
-from imagenet_fast.training.start import Start, make_model, restore, say_what_begins
+from imagenet_fast.training.start import Start, make_loggers, make_model, restore, say_what_begins
 from imagenet_fast.training.step.classifier import Classifier
 
 
@@ -144,15 +143,7 @@ class _Training:
         )
         self.eval_every = min(self.eval_every, run.total_steps)
         self.size_changes = [run.steps(until) for _, until in config.sizes_until]
-        self.loggers = make_loggers(
-            run,
-            model,
-            board,
-            callbacks,
-            step=start.step,
-            last_step=start.last_step,
-            eval_every=self.eval_every,
-        )
+        self.loggers = make_loggers(run, model, start, board, callbacks, self.eval_every)
         self.recorder = Recorder(
             run, model, clock, self.loggers, start.evaluations, step=start.step
         )
