@@ -35,6 +35,9 @@ MOVED = {
     "training.model_dir": "training.checkpoints.model_dir",
     "training.mlperf_log": "training.logs.mlperf",
     "training.evaluations": "training.logs.evaluations",
+    "training.logs.loggers": "training.start",
+    "training.run_config": "training.checkpoints.config_file",
+    "training.run_summary": "training.first_line",
     "training.report.error_analysis": "training.step.error_analysis",
     **{
         f"{folder}.{name}": f"{folder}.{new}.{name}"

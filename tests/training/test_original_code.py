@@ -30,7 +30,8 @@ from imagenet_fast.recipes import find_recipe
 from imagenet_fast.training.build.model import build_classifier
 from imagenet_fast.training.build.network import build_network, precision_policy
 from imagenet_fast.training.build.optimizer import build_optimizer
-from imagenet_fast.training.build.schedule import build_schedule, total_steps
+from imagenet_fast.training.build.schedule import build_schedule
+from imagenet_fast.training.schedule_steps import total_steps
 from imagenet_fast.training.step.losses import image_losses
 
 IMAGES = 1_281_167

@@ -21,9 +21,9 @@ from imagenet_fast.models.keras_applications import load_keras_applications_weig
 from imagenet_fast.models.options import is_custom
 from imagenet_fast.training.build.saved_model import read_saved_model
 from imagenet_fast.training.checkpoints.checkpoint import restore_weights
+from imagenet_fast.training.checkpoints.config_file import CONFIG_FILE, stored_config
 from imagenet_fast.training.checkpoints.model_dir import checkpoint_of, read_labels
 from imagenet_fast.training.checkpoints.sizes import no_larger_than
-from imagenet_fast.training.run_config import CONFIG_FILE, stored_config
 from imagenet_fast.training.step.classifier import Classifier
 
 # Weights by layer name and weight name.

@@ -63,8 +63,7 @@ class Checkpoints:
         self._model = model
         self._state = _State()
         parts: dict[str, Any] = {"state": self._state, **_shadow_weights(model)}
-        if model.proxy is not None:
-            parts["proxy"] = model.proxy.checkpoint
+        parts |= model.selection.checkpoint
         generators = random_generators(model)
         if generators:
             parts["random_generators"] = generators

@@ -31,11 +31,11 @@ from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.preparation import Preparation
 from imagenet_fast.models.options import CUSTOM, is_custom
 from imagenet_fast.optimizers.options import ScheduleOptions
+from imagenet_fast.training.checkpoints.config_file import CONFIG_FILE, directory_of, stored_config
 from imagenet_fast.training.logs.evaluations import Evaluations
 from imagenet_fast.training.logs.logger import Row
 from imagenet_fast.training.logs.metrics_file import read_rows
 from imagenet_fast.training.options import CHECKPOINT_CHOICES
-from imagenet_fast.training.run_config import CONFIG_FILE, directory_of, stored_config
 
 LABELS_FILE = "labels.txt"
 PREPARATION_FILE = "preparation.json"

@@ -10,6 +10,7 @@ import pytest
 
 from imagenet_fast import Config, UserError
 from imagenet_fast.training.checkpoints import model_dir
+from imagenet_fast.training.checkpoints.config_file import read_config
 from imagenet_fast.training.checkpoints.model_dir import (
     alone_in,
     check_labels,
@@ -21,7 +22,6 @@ from imagenet_fast.training.checkpoints.model_dir import (
     latest_checkpoint,
     read_labels,
 )
-from imagenet_fast.training.run_config import read_config
 
 LABEL_NAMES = ("cat", "dog", "grey wolf")
 
