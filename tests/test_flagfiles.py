@@ -299,6 +299,9 @@ def test_times_follow_a_duration_with_another_batch_size(
         "top.flags", f"--flagfile=recipe.flags\n--batch_size={batch_size}\n--duration={duration}\n"
     )
     assert Config.from_flagfile(top) == changed
+    # And where the batch size is given last, without a duration.
+    top = write("top.flags", f"--flagfile=recipe.flags\n--duration={duration}\n")
+    assert Config.from_flagfile(top, batch_size=batch_size) == changed
 
 
 def test_a_batch_size_that_is_replaced_may_be_wrong(write):
@@ -313,6 +316,12 @@ def test_times_in_a_third_unit_are_named(write, capsys):
     assert str(config.warmup) == "300 steps"
     expected = "does not scale warmup=300 steps, which is in another unit: give --warmup, too"
     assert expected in capsys.readouterr().err
+
+
+def test_times_without_effect_are_not_named(write, capsys):
+    recipe = write("recipe.flags", "--duration=90 steps\n--schedule=constant\n--warmup=0 steps\n")
+    Config.from_flagfile(recipe, duration="9000 examples")
+    assert capsys.readouterr().err == ""
 
 
 def test_default_times_follow_a_duration(write):
