@@ -19,7 +19,7 @@ from imagenet_fast.base.option import parse, require_option
 from imagenet_fast.base.outside import MAX_JSON, parse_json, read_bounded
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.data.options import InputOptions
-from imagenet_fast.flagfiles import read_flagfile
+from imagenet_fast.flagfiles import read_flagfile, resolve
 from imagenet_fast.models.options import ModelOptions
 from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.pipeline_parallel.options import PipelineOptions
@@ -69,9 +69,10 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
         """
         for name in changes:
             require_option(name, option_names())
-        recipe = read_flagfile(cls, path)
-        run = run_in(changes.get("model_dir", recipe.values.get("model_dir", "")))
-        config = cls().replace(**recipe.with_flags(changes, run))
+        files = read_flagfile(cls, path)
+        given = {name: value for layer in (*files, changes) for name, value in layer.items()}
+        run = run_in(given.get("model_dir", ""))
+        config = cls().replace(**resolve(cls, files, changes, run))
         config.warn_of_unused_warmup(changes)
         return config
 

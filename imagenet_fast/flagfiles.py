@@ -6,10 +6,10 @@ their fractions of the run. Nothing here imports TensorFlow.
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import os
-from collections.abc import Mapping
-from typing import Any, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Union
 
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError, nearest
@@ -29,168 +29,137 @@ _COMMENT_MARKS = ("#", "//")
 Times = Union[Duration, tuple[Duration, ...]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Layers:
-    """Options that flagfiles give, each over those that it includes or that are before it.
+class Length(NamedTuple):
+    """The length of a run.
 
     Attributes:
-      options: the class of the options.
-      values: their values, by name.
-      lengths: all durations given, the lowest layer's first, each with its batch size in images.
-      given_for: by option, the position in ``lengths`` of the duration to which a time belongs.
-        Others, and default times, belong to the first.
+      duration: in any unit.
+      batch_size: images in a weight update.
     """
 
-    options: type[Options]
-    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    lengths: tuple[tuple[Duration, int], ...] = ()
-    given_for: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    duration: Duration
+    batch_size: int
 
-    def _value(self, name: str) -> Any:
-        """Returns an option's value, or its default."""
-        return self.values.get(name, getattr(self.options, name))
 
-    def then(self, given: Mapping[str, Any]) -> Layers:
-        """Returns the layers with one more, of what a flagfile itself or the command line gives.
+def resolve(
+    options: type[Options],
+    files: Sequence[Mapping[str, Any]],
+    flags: Mapping[str, Any],
+    run: Options | None = None,
+) -> dict[str, Any]:
+    """Returns the options of a run from the layers that flagfiles and the command line give.
 
-        Args:
-          given: values by option, or texts.
+    The values of a layer replace those below. Options below that they make ineffective fall away,
+    as a recipe's ``decay_at`` by ``--schedule=cosine``.
 
-        Raises:
-          UserError: if a value is of another type than the option.
-        """
-        values = {name: self.options.convert(name, value) for name, value in given.items()}
-        batch_size = values.get("batch_size", self._value("batch_size"))
-        lengths = ((values["duration"], batch_size),) if "duration" in values else ()
-        return Layers(self.options, values, lengths).over(self)
+    A time belongs to the duration that holds where it is given: the layer's own, or the last one
+    below, or else the first one above, as default times do. If the last duration is another one,
+    the time is scaled to it. But a run that resumes keeps its times unless the command line gives
+    others: they would change the learning rates of steps that are done.
 
-    def over(self, below: Layers) -> Layers:
-        """Returns the layers with others below them.
+    Args:
+      options: the class of the options.
+      files: the layers of :func:`read_flagfile`, the lowest first: values by option.
+      flags: the command line's layer: values by option, or texts.
+      run: the configuration of the run that resumes; None: none.
 
-        Options below that these make ineffective fall away: ``decay_at`` by ``schedule="cosine"``.
-        """
-        values = {**below.values, **self.values}
-        ineffective = self.options.without_effect(values)
-
-        def falls_away(name: str) -> bool:
-            if name in self.values or name not in ineffective:
-                return False
-            other = ineffective[name].option
-            return other in self.values or falls_away(other)
-
-        # Times that are given without any duration belong to the last one below.
-        start = len(below.lengths) if self.lengths else max(0, len(below.lengths) - 1)
-        own = {name: start + self.given_for.get(name, 0) for name in TIMES if name in self.values}
-        kept = {name: value for name, value in values.items() if not falls_away(name)}
-        return Layers(
-            self.options,
-            kept,
-            below.lengths + self.lengths,
-            {name: at for name, at in {**below.given_for, **own}.items() if name in kept},
-        )
-
-    def with_flags(self, flags: Mapping[str, Any], run: Options | None = None) -> dict[str, Any]:
-        """Returns the options of a run: these, and those of the command line over them.
-
-        A run that resumes keeps its times unless the command line gives others: scaled to a new
-        duration, they would change the learning rates of steps that are done.
-
-        Args:
-          flags: what the command line gives: values by option, or texts.
-          run: the configuration of the run that resumes; None: none.
-
-        Raises:
-          UserError: if a value is of another type than the option.
-        """
-        layers = self.then(flags)
-        if run is None:
-            return {**layers.values, **layers._scaled()}
-        of_run = vars(run)
-        times = {name: of_run[name] for name in TIMES if name not in flags}
+    Raises:
+      UserError: if a value is of another type than the option.
+    """
+    flags = {name: options.convert(name, value) for name, value in flags.items()}
+    now = {name: getattr(options, name) for name in ("batch_size", *TIMES)}
+    values: dict[str, Any] = {}
+    lengths: list[Length] = []
+    given_for: dict[str, int] = {}  # by option, the position in lengths
+    for layer in (*files, flags):
+        values = _over(options, layer, values)
+        if "duration" in layer:
+            lengths.append(Length(layer["duration"], {**now, **values}["batch_size"]))
+        given_for |= dict.fromkeys(layer, max(0, len(lengths) - 1))
+    now |= values
+    times: dict[str, Times | None]
+    if run is not None:
+        what, does = f"the run in {vars(run)['model_dir']}", "keeps its times"
         # Without sizes or knots it has no times for them.
-        times = {name: value for name, value in times.items() if value != ()}
-        ineffective = self.options.without_effect({**layers.values, **times})
-        times = {name: value for name, value in times.items() if name not in ineffective}
-        changed = {name: value for name, value in times.items() if value != layers._value(name)}
-        if changed:
-            warn_once(f"the run in {of_run['model_dir']} keeps its times: {_flags(changed)}")
-        return {**layers.values, **times}
-
-    def _scaled(self) -> dict[str, Any]:
-        """Returns the times that the last duration changes, and says so."""
-        durations = [duration for duration, _ in self.lengths]
-        replaced = [duration for duration in durations if duration != durations[-1]]
-        if not replaced:
-            return {}
-        after, scaled = durations[-1], {}
-        what = f"duration={after} instead of {replaced[-1]}"
-        for name in TIMES:
-            before, batch_size = self.lengths[self.given_for.get(name, 0)]
-            if before == after or not before.amount:
-                continue
-            # "1 step", because `without_effect` leaves default values out.
-            if name in self.options.without_effect({**self.values, name: "1 step"}):
-                continue
-            times, growth = self._value(name), self._value("batch_size") / max(1, batch_size)
-            try:
-                scaled[name] = scale_times(times, before, after, growth)
-            except UserError:
-                warn_once(
-                    f"{what} does not scale {name}={option_text(times)}, which is in another unit: "
-                    f"give --{name}, too"
-                )
-        changed = {name: times for name, times in scaled.items() if times != self._value(name)}
-        if changed:
-            warn_once(f"{what} scales the schedule: {_flags(changed)}")
-        return changed
+        times = {name: getattr(run, name) or now[name] for name in TIMES if name not in flags}
+    elif replaced := [length for length in lengths if length.duration != lengths[-1].duration]:
+        last = Length(lengths[-1].duration, now["batch_size"])
+        what = f"duration={last.duration} instead of {replaced[-1].duration}"
+        does = "scales the schedule"
+        before = {name: lengths[given_for[name] if name in values else 0] for name in TIMES}
+        times = {name: scale_times(now[name], before[name], last) for name in TIMES}
+    else:
+        return values
+    tried = {name: "1 step" if time is None else time for name, time in times.items()}
+    ineffective = options.without_effect({**values, **tried})
+    changed = {n: t for n, t in times.items() if t != now[n] and n not in ineffective}
+    for name in [name for name, time in changed.items() if time is None]:
+        del changed[name]
+        warn_once(
+            f"{what} does not scale {name}={option_text(now[name])}, which is in another unit: "
+            f"give --{name}, too"
+        )
+    if changed:
+        given = " ".join(f"--{name}={option_text(time)!r}" for name, time in changed.items())
+        warn_once(f"{what} {does}: {given}")
+    return {**values, **changed}
 
 
-def scale_times(times: Times, before: Duration, after: Duration, batch_growth: float = 1) -> Times:
-    """Scales times to another duration of a run, of which they stay the same fractions.
+def _over(
+    options: type[Options], layer: Mapping[str, Any], below: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the values of a layer, and of those below what still has an effect."""
+    values = {**below, **layer}
+    ineffective = options.without_effect(values)
+
+    def falls_away(name: str) -> bool:
+        if name in layer or name not in ineffective:
+            return False
+        other = ineffective[name].option
+        return other in layer or falls_away(other)
+
+    return {name: value for name, value in values.items() if not falls_away(name)}
+
+
+def scale_times(times: Times, before: Length, after: Length) -> Times | None:
+    """Scales times to another length of a run, of which they stay the same fractions.
 
     Args:
       times: one or several.
-      before: the duration to which they belong, not 0.
-      after: the new duration.
-      batch_growth: the new batch size over the one to which they belong.
+      before: the length to which they belong.
+      after: the new one.
 
     Returns:
-      The times to five digits, in their units, or in the unit of ``after`` if that of ``before``
-      differs.
-
-    Raises:
-      UserError: if the three units differ, so that no fraction is known.
+      The times to five digits, in their units, or in that of ``after`` if they are in that of
+      ``before``. None if the three units differ, so that no fraction is known.
     """
     several = times if isinstance(times, tuple) else (times,)
-    # Zeros keep the unit of the others.
-    if any(time.amount for time in several):
-        several = tuple(_scale(time, before, after, batch_growth) for time in several)
-    return several if isinstance(times, tuple) else several[0]
+    old, new = before.duration, after.duration
+    if old == new or not old.amount or not any(time.amount for time in several):
+        return times
+    if any(time.unit != old.unit != new.unit for time in several):
+        return None
+    scaled = tuple(_scale(time, before, after) for time in several)
+    return scaled if isinstance(times, tuple) else scaled[0]
 
 
-def _scale(time: Duration, before: Duration, after: Duration, batch_growth: float) -> Duration:
-    if time.unit != before.unit != after.unit:
-        raise UserError(f"{time} of {before} is no known fraction of {after}")
-    factor, unit = after.amount / before.amount, time.unit
-    if unit == before.unit:
-        unit = after.unit
+def _scale(time: Duration, before: Length, after: Length) -> Duration:
+    factor, unit = after.duration.amount / before.duration.amount, time.unit
+    growth = max(1, after.batch_size) / max(1, before.batch_size)
+    if unit == before.duration.unit:
+        unit = after.duration.unit
     # As many steps of larger batches are more images, as many images fewer steps.
-    elif before.unit == "steps":
-        factor *= batch_growth
+    elif before.duration.unit == "steps":
+        factor *= growth
     elif unit == "steps":
-        factor /= batch_growth
+        factor /= growth
     if factor == 1 and unit == time.unit:
         return time
     return Duration(float(f"{time.amount * factor:.5g}"), unit)
 
 
-def _flags(values: Mapping[str, Any]) -> str:
-    """Returns options as they are written on a command line."""
-    return " ".join(f"--{name}={option_text(value)!r}" for name, value in values.items())
-
-
-def read_flagfile(options: type[Options], path: str | os.PathLike[str]) -> Layers:
-    """Reads a flagfile or recipe.
+def read_flagfile(options: type[Options], path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Returns the values of a flagfile or recipe, the last layer, and of those it includes.
 
     An included file is below the file's own lines, but wins over those that are before it.
 
@@ -204,7 +173,7 @@ def read_flagfile(options: type[Options], path: str | os.PathLike[str]) -> Layer
     return _read(options, _find(os.fspath(path)), ())
 
 
-def _read(options: type[Options], path: Path, parents: tuple[Path, ...]) -> Layers:
+def _read(options: type[Options], path: Path, parents: tuple[Path, ...]) -> list[dict[str, Any]]:
     if path.resolve() in (parent.resolve() for parent in parents):
         raise UserError(f"flagfile {path} includes itself")
     try:
@@ -217,7 +186,7 @@ def _read(options: type[Options], path: Path, parents: tuple[Path, ...]) -> Laye
         raise UserError(f"cannot read flagfile {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"cannot read flagfile {path}: it is not text") from None
-    included = Layers(options)
+    included: list[dict[str, Any]] = []
     own: dict[str, Any] = {}
     for number, line in with_todays_names(lines):
         flag = line.strip()
@@ -227,16 +196,17 @@ def _read(options: type[Options], path: Path, parents: tuple[Path, ...]) -> Laye
             raise UserError(f"{path}, line {number}: {flag!r} is not a flag (--option=value)")
         name, _, text = flag.lstrip("-").partition("=")
         if name == "flagfile":
-            file = _read(options, _find(text, path.parent), (*parents, path))
-            included = file.over(included)
-            own = {name: value for name, value in own.items() if name not in file.values}
+            layers = _read(options, _find(text, path.parent), (*parents, path))
+            included += layers
+            for name in itertools.chain(*layers):
+                own.pop(name, None)
             continue
         try:
             name, value = _parse(options, flag)
         except UserError as error:
             raise UserError(f"{path}, line {number}: {error}") from None
         own[name] = value
-    return included.then(own)
+    return [*included, own]
 
 
 def _find(text: str, folder: Path | None = None) -> Path:

@@ -9,7 +9,7 @@ from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.option import option_text
 from imagenet_fast.config import Config
-from imagenet_fast.flagfiles import scale_times
+from imagenet_fast.flagfiles import Length, scale_times
 
 PACKAGE = pathlib.Path(imagenet_fast.__file__).parent
 
@@ -247,10 +247,6 @@ def test_a_flagfile_after_another_one_is_over_it(write):
         write("other.flags", text)
         both = write("both.flags", "--flagfile=recipe.flags\n--flagfile=other.flags\n")
         assert Config.from_flagfile(both) == Config.from_flagfile(recipe, **changes)
-    # The times of a whole recipe stay its own.
-    write("base.flags", "--decay_at=9 epochs\n")
-    write("other.flags", "--flagfile=base.flags\n--duration=12 epochs\n")
-    assert Config.from_flagfile(both).decay_at == (Duration(9, "epochs"),)
 
 
 def test_a_time_belongs_to_the_duration_where_it_is_given(write):
@@ -303,6 +299,9 @@ def test_times_follow_a_duration_with_another_batch_size(
         "top.flags", f"--flagfile=recipe.flags\n--batch_size={batch_size}\n--duration={duration}\n"
     )
     assert Config.from_flagfile(top) == changed
+    # And where the batch size is given last, without a duration.
+    top = write("top.flags", f"--flagfile=recipe.flags\n--duration={duration}\n")
+    assert Config.from_flagfile(top, batch_size=batch_size) == changed
 
 
 def test_a_batch_size_that_is_replaced_may_be_wrong(write):
@@ -317,6 +316,12 @@ def test_times_in_a_third_unit_are_named(write, capsys):
     assert str(config.warmup) == "300 steps"
     expected = "does not scale warmup=300 steps, which is in another unit: give --warmup, too"
     assert expected in capsys.readouterr().err
+
+
+def test_times_without_effect_are_not_named(write, capsys):
+    recipe = write("recipe.flags", "--duration=90 steps\n--schedule=constant\n--warmup=0 steps\n")
+    Config.from_flagfile(recipe, duration="9000 examples")
+    assert capsys.readouterr().err == ""
 
 
 def test_default_times_follow_a_duration(write):
@@ -353,30 +358,37 @@ def epochs(amount):
     return Duration(amount, "epochs")
 
 
+def scaled(times, before, after, batch_sizes=(32, 32)):
+    return scale_times(times, Length(before, batch_sizes[0]), Length(after, batch_sizes[1]))
+
+
 def test_a_ratio():
-    assert scale_times(epochs(30), epochs(90), epochs(18)) == epochs(6)
-    assert scale_times((epochs(8), epochs(11)), epochs(12), epochs(3)) == (epochs(2), epochs(2.75))
-    assert scale_times(epochs(1), epochs(3), epochs(1)) == epochs(0.33333)
+    assert scaled(epochs(30), epochs(90), epochs(18)) == epochs(6)
+    assert scaled((epochs(8), epochs(11)), epochs(12), epochs(3)) == (epochs(2), epochs(2.75))
+    assert scaled(epochs(1), epochs(3), epochs(1)) == epochs(0.33333)
 
 
 def test_other_units():
     steps, examples = Duration(1000, "steps"), Duration(3e6, "examples")
     # Of the same fraction of the run: by the durations' ratio, or in the new unit.
-    assert scale_times(steps, epochs(40), epochs(20)) == Duration(500, "steps")
-    assert scale_times(epochs(9), epochs(90), steps) == Duration(100, "steps")
+    assert scaled(steps, epochs(40), epochs(20)) == Duration(500, "steps")
+    assert scaled(epochs(9), epochs(90), steps) == Duration(100, "steps")
     # A first knot of 0 is in the unit of the others.
-    assert scale_times((epochs(0), epochs(9)), epochs(90), steps) == (
+    assert scaled((epochs(0), epochs(9)), epochs(90), steps) == (
         Duration(0, "steps"),
         Duration(100, "steps"),
     )
-    assert scale_times((epochs(30), epochs(60)), epochs(90), examples) == (
+    assert scaled((epochs(30), epochs(60)), epochs(90), examples) == (
         Duration(1e6, "examples"),
         Duration(2e6, "examples"),
     )
-    with pytest.raises(UserError, match="1000 steps of 90 epochs is no known fraction of 3000000"):
-        scale_times(steps, epochs(90), examples)
+    assert scaled(steps, epochs(90), examples) is None
 
 
 def test_nothing_to_scale():
-    assert scale_times((), epochs(90), epochs(1)) == ()
-    assert scale_times(epochs(0), Duration(9, "steps"), epochs(1)) == epochs(0)
+    assert scaled((), epochs(90), epochs(1)) == ()
+    assert scaled(epochs(0), Duration(9, "steps"), epochs(1)) == epochs(0)
+    # Not rounded.
+    times = Duration(17936338, "examples")
+    assert scaled(times, epochs(9), epochs(9), (32, 64)) == times
+    assert scaled(times, Duration(9, "steps"), Duration(18, "steps"), (64, 32)) == times

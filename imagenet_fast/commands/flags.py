@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 import textwrap
@@ -17,7 +18,7 @@ from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.commands import COMMANDS
 from imagenet_fast.config import Config, option_names, option_type, parse_option
-from imagenet_fast.flagfiles import Layers, read_flagfile
+from imagenet_fast.flagfiles import read_flagfile, resolve
 
 _HELP_WIDTH = 96
 # Absl's message for a value that int or float refuses.
@@ -53,7 +54,7 @@ class CommandFlags:
         self._has_options = bool(options)
         self._flags = flags.FlagValues()
         self._groups: dict[str, list[str]] = {}
-        self._files = Layers(Config)
+        self._files: list[dict[str, Any]] = []
         self._given: dict[str, None] = {}
         fields = {field.name: field for field in dataclasses.fields(Config)}
         for name in options:
@@ -113,7 +114,7 @@ class CommandFlags:
 
     def _read_flagfiles(self, arguments: Sequence[str]) -> list[str]:
         """Reads flagfiles, and notes the flags beside them, whose arguments it returns."""
-        self._files, self._given, others = Layers(Config), {}, []
+        self._files, self._given, others = [], {}, []
         for argument in arguments:
             name, _, path = argument.lstrip("-").partition("=")
             if name != "flagfile" or not argument.startswith("-"):
@@ -124,8 +125,9 @@ class CommandFlags:
                 raise UserError(
                     "write --flagfile=RECIPE, a name or a file; `imagenet-fast recipes` lists them"
                 )
-            file = read_flagfile(Config, path)
-            for name in file.values:
+            layers = read_flagfile(Config, path)
+            self._files += layers
+            for name in itertools.chain(*layers):
                 if name not in self._flags:
                     raise UserError(self._unknown(name))
                 if name in self._given:
@@ -134,7 +136,6 @@ class CommandFlags:
                         f"--flagfile={path} overrides the --{name} before it: flags go after "
                         "--flagfile"
                     )
-            self._files = file.over(self._files)
         return others
 
     def _explained(self, reason: str) -> str:
@@ -163,9 +164,8 @@ class CommandFlags:
         return f"--{new}{equals}{value}"
 
     def __getitem__(self, name: str) -> Any:
-        if name in self._files.values and name not in self._given:
-            return self._files.values[name]
-        return self._flags[name].value
+        of_files = [layer[name] for layer in self._files if name in layer]
+        return of_files[-1] if of_files and name not in self._given else self._flags[name].value
 
     def changes(self, run: Config | None = None) -> dict[str, Any]:
         """Returns the given options of Config, with their values.
@@ -179,7 +179,7 @@ class CommandFlags:
             for name in self._given
             if name in options and self._flags[name].present
         }
-        values = self._files.with_flags(flags, run)
+        values = resolve(Config, self._files, flags, run)
         return {name: value for name, value in values.items() if name in options}
 
     def given(self) -> list[str]:
