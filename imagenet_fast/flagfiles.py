@@ -68,14 +68,17 @@ def resolve(
     """
     flags = {name: options.convert(name, value) for name, value in flags.items()}
     now = {name: getattr(options, name) for name in ("batch_size", *TIMES)}
-    values: dict[str, Any] = {}
+    given: dict[str, Any] = {}
+    layer_of: dict[str, int] = {}  # by option, the position of the last layer that gives it
     lengths: list[Length] = []
-    given_for: dict[str, int] = {}  # by option, the position in lengths
-    for layer in (*files, flags):
-        values = _over(options, layer, values)
+    length_of: dict[str, int] = {}  # by option, the position of the length to which a time belongs
+    for position, layer in enumerate((*files, flags)):
+        given |= layer
+        layer_of |= dict.fromkeys(layer, position)
         if "duration" in layer:
-            lengths.append(Length(layer["duration"], {**now, **values}["batch_size"]))
-        given_for |= dict.fromkeys(layer, max(0, len(lengths) - 1))
+            lengths.append(Length(layer["duration"], {**now, **given}["batch_size"]))
+        length_of |= dict.fromkeys(layer, max(0, len(lengths) - 1))
+    values = _without_replaced(options, given, layer_of)
     now |= values
     times: dict[str, Times | None]
     if run is not None:
@@ -86,37 +89,36 @@ def resolve(
         last = Length(lengths[-1].duration, now["batch_size"])
         what = f"duration={last.duration} instead of {replaced[-1].duration}"
         does = "scales the schedule"
-        before = {name: lengths[given_for[name] if name in values else 0] for name in TIMES}
+        before = {name: lengths[length_of.get(name, 0)] for name in TIMES}
         times = {name: scale_times(now[name], before[name], last) for name in TIMES}
     else:
         return values
     tried = {name: "1 step" if time is None else time for name, time in times.items()}
     ineffective = options.without_effect({**values, **tried})
-    changed = {n: t for n, t in times.items() if t != now[n] and n not in ineffective}
-    for name in [name for name, time in changed.items() if time is None]:
-        del changed[name]
+    new = {name: time for name, time in times.items() if name not in ineffective}
+    changed = {name: time for name, time in new.items() if time not in (None, now[name])}
+    if changed:
+        texts = " ".join(f"--{name}={option_text(time)!r}" for name, time in changed.items())
+        warn_once(f"{what} {does}: {texts}")
+    for name in [name for name, time in new.items() if time is None]:
         warn_once(
             f"{what} does not scale {name}={option_text(now[name])}, which is in another unit: "
             f"give --{name}, too"
         )
-    if changed:
-        given = " ".join(f"--{name}={option_text(time)!r}" for name, time in changed.items())
-        warn_once(f"{what} {does}: {given}")
     return {**values, **changed}
 
 
-def _over(
-    options: type[Options], layer: Mapping[str, Any], below: Mapping[str, Any]
+def _without_replaced(
+    options: type[Options], values: Mapping[str, Any], layer_of: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Returns the values of a layer, and of those below what still has an effect."""
-    values = {**below, **layer}
+    """Returns the values without those that an option of a layer above makes ineffective."""
     ineffective = options.without_effect(values)
 
     def falls_away(name: str) -> bool:
-        if name in layer or name not in ineffective:
+        if name not in ineffective:
             return False
         other = ineffective[name].option
-        return other in layer or falls_away(other)
+        return layer_of.get(other, 0) > layer_of[name] or falls_away(other)
 
     return {name: value for name, value in values.items() if not falls_away(name)}
 

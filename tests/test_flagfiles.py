@@ -148,6 +148,9 @@ def test_a_flagfile_yields_to_a_later_choice(write):
     top = write("top.flags", "--flagfile=base.flags\n--schedule=cosine\n--end_learning_rate=0.1\n")
     expected = Config(schedule="cosine", end_learning_rate=0.1, seed=1)
     assert Config.from_flagfile(top) == expected
+    # It holds again where a still later choice has a use for it.
+    again = Config.from_flagfile(top, schedule="steps", end_learning_rate=0)
+    assert again == Config.from_flagfile(base)
 
 
 def test_another_model_after_a_recipe_resets_its_options():
