@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from imagenet_fast.distribute.strategy import make_strategy
     from imagenet_fast.serving.export import export
     from imagenet_fast.training.build.model import build_model
+    from imagenet_fast.training.checkpoints.config_file import read_config
     from imagenet_fast.training.evaluate import evaluate
-    from imagenet_fast.training.run_config import read_config
     from imagenet_fast.training.train import train
 
 __version__ = "0.1.0"
@@ -42,7 +42,7 @@ _HOMES = {
     "serving.export": ["export"],
     "training.build.model": ["build_model"],
     "training.evaluate": ["evaluate"],
-    "training.run_config": ["read_config"],
+    "training.checkpoints.config_file": ["read_config"],
     "training.train": ["train"],
 }
 __getattr__ = lazy_attributes(__name__, _HOMES)

@@ -13,7 +13,9 @@ import imagenet_fast
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.option import option_text
-from imagenet_fast.config import Config, option_names, option_type, parse_option, read_flagfile
+from imagenet_fast.config import Config, option_names, option_type, parse_option
+from imagenet_fast.data.pixel_options import PixelOptions
+from imagenet_fast.models.options import ModelOptions
 
 PACKAGE = pathlib.Path(imagenet_fast.__file__).parent
 RECIPES = sorted((PACKAGE / "flags").rglob("*.flags"))
@@ -40,7 +42,6 @@ OTHER = {
     "jpeg_scaling": True,
     "jpeg_index": False,
     "max_pixels": 4096,
-    "normalize_pixels": False,
     "pixel_mean": (0.0, 1e-7, 127.5),
     "pixel_std": (1.0, 1 / 3, 255.0),
     "train_crop": "pad",
@@ -55,8 +56,7 @@ OTHER = {
     "contrast": 0.13,
     "chroma": 0.1,
     "lighting": 0.1,
-    "rand_augment_layers": 2,
-    "rand_augment_magnitude": 9.0,
+    "rand_augment": (2.0, 9.0),
     "trivial_augment": True,
     "random_erasing": 0.1,
     "mixup_alpha": 0.2,
@@ -79,7 +79,6 @@ OTHER = {
     "celu_alpha": 0.3,
     "logits_scale": 0.0625,
     "whitening": True,
-    "group_activation": "silu",
     "normal_cells": 3,
     "cell_filters": 32,
     "whitening_images": 5000,
@@ -111,7 +110,6 @@ OTHER = {
     "decoupled_weight_decay": True,
     "weight_decay_on": "weights",
     "lars_eeta": 0.01,
-    "lars_epsilon": 1e-5,
     "optimizer_epsilon": 1.0,
     "rate_in_momentum": "no",
     "bias_rate_factor": 64.0,
@@ -173,7 +171,6 @@ OTHER = {
     "tta_fraction": 0.25,
     "checkpoint_every": Duration(1e7, "examples"),
     "keep_checkpoints": 1,
-    "on_damaged_checkpoint": "stop",
     "steps_per_call": "7",
     "log_every": Duration(1, "steps"),
     "stop_at_accuracy": 0.749,
@@ -205,16 +202,15 @@ LEFT_OUT = {
     *("crop_min_area", "crop_attempts", "muon_momentum", "muon_head_rate_factor"),
     *("muon_steps", "muon_coefficients", "muon_norm_every", "whitening_bias_until"),
     *("warmup", "warmup_start", "decay_power", "end_learning_rate"),
-    *("decay_every", "knots_at", "knots", "optimizer_epsilon", "decoupled_weight_decay"),
+    *("decay_every", "knots_at", "knots", "decoupled_weight_decay"),
     *("pool_order", "activation", "celu_alpha", "logits_scale", "whitening"),
     *(
         "whitening_images",
-        "group_activation",
         "normal_cells",
         "cell_filters",
         "batch_norm_scale",
     ),
-    *("dropout", "batch_norm_after_pool5", "pipeline_stages_per_device", "normalize_pixels"),
+    *("dropout", "batch_norm_after_pool5", "pipeline_stages_per_device"),
 }
 CHANGED = Config(
     **{
@@ -227,17 +223,6 @@ CHANGED = Config(
 RAMP_AT = {"size_ramp_at": "20 epochs,30 epochs"}
 ONE = {"strategy": "one_device"}
 KNOTS = {"schedule": "piecewise_linear", "knots_at": "0 steps,9 steps", "knots": (0.0, 1.0)}
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(name, text):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-        return path
-
-    return write
 
 
 # --- Options
@@ -282,6 +267,23 @@ def test_help_names_each_choice(field):
         assert [choice for choice in choices if choice not in text] == []
     else:
         assert all(choices)
+
+
+# Options of the network and of pixels that only training reads, or that may differ in evaluation.
+NOT_IN_EVALUATION = {
+    *("whitening_images", "proxy_model", "proxy_width", "initial_weights", "freeze_through"),
+    *("zero_gamma", "conv_init", "gamma_init", "dropout"),
+    *("batch_norm_momentum", "batch_norm_batch_size"),
+    *("eval_image_size", "train_sizes", "train_until", "size_ramp", "size_ramp_at"),
+    *("eval_crop_fraction", "eval_crop", "resize_kernel", "max_pixels"),
+    *("jpeg_dct", "jpeg_upsampling", "jpeg_scaling", "jpeg_index"),
+}
+
+
+def test_evaluation_needs_all_other_options_of_the_network_and_its_pixels():
+    needed = {field.name for field in dataclasses.fields(Config) if field.metadata["in_evaluation"]}
+    own = {*ModelOptions.__annotations__, *PixelOptions.__annotations__}
+    assert needed == own - NOT_IN_EVALUATION | {"loss", "ema_decay"}
 
 
 def test_networks_of_the_user():
@@ -447,7 +449,6 @@ def test_paths():
         ({"knots_at": "5 epochs,0 epochs"}, "must be in one unit and in order"),
         ({"knots": (1.0, -1.0)}, "knots is 1,-1, but must not be negative"),
         ({"lars_eeta": 0.0}, "lars_eeta is 0, but must be positive"),
-        ({"lars_epsilon": -1e-5}, "lars_epsilon is -1e-05, but must not be negative"),
         ({"optimizer_epsilon": -1.0}, "optimizer_epsilon is -1, but must not be negative"),
         ({"clip_norm": -1.0}, "clip_norm is -1, but must not be negative"),
         ({"ema_decay": 1.0}, "ema_decay is 1, but must be in [0, 1)"),
@@ -508,7 +509,7 @@ def test_paths():
             "there are 2 knots, but 1 times in",
         ),
         ({"xla": True, "strategy": "tpu"}, "a TPU always compiles"),
-        ({"trivial_augment": True, "rand_augment_layers": 2}, "trivial_augment excludes rand_au"),
+        ({"trivial_augment": True, "rand_augment": (2, 9)}, "trivial_augment excludes rand_augmen"),
         ({"random_erasing": 1.5}, "random_erasing is 1.5, but must be in [0, 1]"),
         (
             {"train_crop": "pad", "image_size": 8, "crop_padding": 8},
@@ -580,7 +581,6 @@ def test_unknown_option_with_the_nearest():
             "lars_eeta=0.01 is for optimizer=lars, but optimizer is sgd: leave it out; its default "
             "is 0.001",
         ),
-        ({"lars_epsilon": 1e-5, "optimizer": "muon"}, "lars_epsilon=1e-05 is for optimizer=lars"),
         ({"muon_momentum": 0.5, "optimizer": "lars"}, "is for optimizer=muon, but optimizer is l"),
         ({"muon_head_rate_factor": 2.0}, "is for optimizer=muon, but optimizer is sgd"),
         (
@@ -614,7 +614,7 @@ def test_unknown_option_with_the_nearest():
             {"decay_at": "3 epochs", "decay_every": "2 epochs"},
             "decay_at=3 epochs has no effect, because decay_every is 2 epochs: leave it out",
         ),
-        ({"celu_alpha": 0.3, "model": "resnet9"}, "is for activation=celu, but activation is relu"),
+        ({"celu_alpha": 0.3, "model": "resnet9"}, "is for activation=celu, but activation is auto"),
         ({"whitening_images": 5000}, "is for model=resnet9 or model=airbench94 or"),
         (
             {"whitening_images": 5000, "model": "resnet9"},
@@ -646,7 +646,6 @@ def test_unknown_option_with_the_nearest():
         ({"bias_rate_factor_on": "batch_norm"}, "has no effect, because bias_rate_factor is 1"),
         ({"crop_min_area": 0.25, "train_crop": "pad"}, "is for train_crop=random_resized or"),
         ({"crop_padding": 3}, "is for train_crop=pad, but train_crop is random_resized"),
-        ({"rand_augment_magnitude": 9}, "because rand_augment_layers is 0"),
         (
             {"fusion_bytes": 0, "fusion_segments": (20, 76)},
             "fusion_bytes=0 has no effect, because fusion_segments is 20,76: leave it out",
@@ -705,17 +704,6 @@ def test_directories_that_no_message_can_name(name):
     assert Config(model_dir="runs/ü ñ 日\u3000本").model_dir.startswith("runs")
 
 
-def test_another_model_after_a_recipe_resets_its_options():
-    recipe = PACKAGE / "flags" / "myrtle_cifar10.flags"
-    assert Config.from_flagfile(recipe).whitening
-    for config in (
-        Config.from_flagfile(recipe, model="resnet18"),
-        Config.from_flagfile(recipe).replace(model="resnet18"),
-    ):
-        assert (config.whitening, config.pool_order) == (False, "conv_bn_relu_pool")
-        assert (config.activation, config.celu_alpha) == ("relu", 0.075)  # one by the other
-
-
 def test_decoupled_weight_decay_needs_a_learning_rate():
     with pytest.raises(UserError, match=r"but learning_rate is 0: give a positive learning_rate"):
         Config(decoupled_weight_decay=True, learning_rate=0)
@@ -730,144 +718,6 @@ def test_another_choice_resets_dependent_options():
     for name in ("augment_in_groups", "alternating_flip"):
         config = Config(data_on_device=True, train_crop="pad", **{name: True})
         assert config.replace(data_on_device=False) == Config(train_crop="pad")
-
-
-def test_a_flagfile_yields_to_a_later_choice(write):
-    base = write("base.flags", "--schedule=steps\n--decay_factor=0.5\n--seed=1\n")
-    assert Config.from_flagfile(base, schedule="cosine") == Config(schedule="cosine", seed=1)
-    other = write("other.flags", "--optimizer=rmsprop\n--optimizer_epsilon=1\n")
-    assert Config.from_flagfile(other, optimizer="sgd") == Config()
-    top = write("top.flags", "--flagfile=base.flags\n--schedule=cosine\n--end_learning_rate=0.1\n")
-    expected = Config(schedule="cosine", end_learning_rate=0.1, seed=1)
-    assert Config.from_flagfile(top) == expected
-
-
-def test_times_follow_a_duration_after_the_recipe(write, capsys):
-    recipe = write(
-        "recipe.flags",
-        "--duration=90 epochs\n--warmup=5 epochs\n--decay_at=30 epochs,60 epochs\n"
-        "--train_sizes=96,128\n--train_until=18 epochs,36 epochs\n",
-    )
-    whole = Config.from_flagfile(recipe)
-    short = Config.from_flagfile(recipe, duration="18 epochs")
-    assert short == whole.replace(
-        duration="18 epochs",
-        warmup="1 epoch",
-        decay_at="6 epochs,12 epochs",
-        train_until="3.6 epochs,7.2 epochs",
-    )
-    assert "--warmup='1 epoch' --decay_at='6 epochs,12 epochs'" in capsys.readouterr().err
-    given = Config.from_flagfile(recipe, duration="180 epochs", decay_at="100 epochs")
-    assert (str(given.warmup), option_text(given.decay_at)) == ("10 epochs", "100 epochs")
-    assert Config.from_flagfile(recipe, duration="90 epochs") == whole
-    # Not rounded: 17936338 examples.
-    pod = "google_tpu_pod_32k"
-    assert Config.from_flagfile(pod, duration="3558 steps") == Config.from_flagfile(pod)
-    # In another unit, the same fractions of the run.
-    assert Config.from_flagfile(recipe, duration="900 steps") == whole.replace(
-        duration="900 steps",
-        warmup="50 steps",
-        decay_at="300 steps,600 steps",
-        train_until="180 steps,360 steps",
-    )
-
-
-def test_times_follow_a_duration_beside_an_included_recipe(write, capsys):
-    recipe = write("recipe.flags", "--duration=90 epochs\n--decay_at=30 epochs,60 epochs\n")
-    text = "--flagfile=recipe.flags\n--duration=18 epochs\n"
-    short = Config.from_flagfile(recipe, duration="18 epochs")
-    assert short.warmup == Duration(1, "epochs")
-    top = write("top.flags", text)
-    assert Config.from_flagfile(top) == short
-    assert Config.from_flagfile(write("higher.flags", "--flagfile=top.flags\n")) == short
-    # Again scaled: the recipe's times from its duration, the file's own from the file's.
-    own = write("own.flags", f"{text}--decay_at=9 epochs\n")
-    assert Config.from_flagfile(own) == short.replace(decay_at="9 epochs")
-    assert Config.from_flagfile(top, duration="9 epochs") == Config.from_flagfile(
-        recipe, duration="9 epochs"
-    )
-    capsys.readouterr()
-    assert Config.from_flagfile(own, duration="9 epochs").decay_at == (Duration(4.5, "epochs"),)
-    assert "duration=9 epochs instead of 18 epochs scales" in capsys.readouterr().err
-    # A duration that is the file's too scales the times of its recipe.
-    fixed = write("fixed.flags", text.replace("18", "15"))
-    config = Config.from_flagfile(fixed, duration="15 epochs")
-    assert config.decay_at == (Duration(5, "epochs"), Duration(10, "epochs"))
-    assert "duration=15 epochs instead of 90 epochs scales" in capsys.readouterr().err
-    # A recipe beside another one is not for its duration.
-    write("other.flags", "--duration=18 epochs\n")
-    both = write("both.flags", "--flagfile=recipe.flags\n--flagfile=other.flags\n")
-    assert Config.from_flagfile(both).decay_at == Config.from_flagfile(recipe).decay_at
-
-
-@pytest.mark.parametrize(
-    ("times", "duration", "batch_size", "warmup"),
-    [
-        # Steps of twice the batch size train twice the images.
-        ("--duration=100 steps\n--warmup=320 examples\n", "50 steps", 64, "320 examples"),
-        ("--duration=100 steps\n--warmup=320 examples\n", "100 steps", 32, "320 examples"),
-        ("--duration=100 steps\n--warmup=320 examples\n", "200 steps", 64, "1280 examples"),
-        ("--duration=100 steps\n--warmup=10 steps\n", "50 steps", 64, "5 steps"),
-        ("--duration=10 epochs\n--warmup=40 steps\n", "20 epochs", 64, "40 steps"),
-        ("--duration=10 epochs\n--warmup=1 epochs\n", "20 epochs", 64, "2 epochs"),
-        ("--duration=100 steps\n--warmup=10 steps\n", "6400 examples", 64, "640 examples"),
-    ],
-)
-def test_times_follow_a_duration_with_another_batch_size(
-    write, times, duration, batch_size, warmup
-):
-    recipe = write("recipe.flags", f"--batch_size=32\n{times}--schedule=cosine\n")
-    changed = Config.from_flagfile(recipe, duration=duration, batch_size=batch_size)
-    assert str(changed.warmup) == warmup
-    # The same in a file, from which the batch size of the included one differs.
-    top = write(
-        "top.flags", f"--flagfile=recipe.flags\n--batch_size={batch_size}\n--duration={duration}\n"
-    )
-    assert Config.from_flagfile(top) == changed
-
-
-def test_a_batch_size_that_is_replaced_may_be_wrong(write):
-    text = "--batch_size=0\n--duration=100 steps\n--warmup=320 examples\n--schedule=cosine\n"
-    recipe = write("recipe.flags", text)
-    assert Config.from_flagfile(recipe, batch_size=32, duration="50 steps").batch_size == 32
-
-
-def test_times_in_a_third_unit_are_named(write, capsys):
-    text = "--duration=90 epochs\n--warmup=300 steps\n--schedule=cosine\n"
-    config = Config.from_flagfile(write("recipe.flags", text), duration="9000 examples")
-    assert str(config.warmup) == "300 steps"
-    expected = "does not scale warmup=300 steps, which is in another unit: give --warmup, too"
-    assert expected in capsys.readouterr().err
-
-
-def test_default_times_follow_a_duration(write):
-    recipe = write("cosine.flags", "--schedule=cosine\n--duration=30 epochs\n")
-    assert str(Config.from_flagfile(recipe, duration="6 epochs").warmup) == "1 epoch"
-
-
-def test_times_of_no_recipe_do_not_follow_a_duration(write, capsys):
-    """Without a duration of their own, they were given for the duration given with them."""
-    text = "--decay_at=5epochs,8epochs\n--warmup=1 epoch\n"
-    given = Config.from_flagfile(write("times.flags", text), duration="10 epochs")
-    assert given == Config(duration="10 epochs", warmup="1 epoch", decay_at="5epochs,8epochs")
-    assert Config.from_flagfile(write("empty.flags", ""), duration="18 epochs") == Config(
-        duration="18 epochs"
-    )
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "--schedule=cosine\n--decay_factor=0.5\n",
-        "--decay_factor=0.5\n--schedule=cosine\n",
-        "--flagfile=cosine.flags\n--decay_factor=0.5\n",
-    ],
-)
-def test_a_flagfile_does_not_contradict_itself(write, text):
-    write("cosine.flags", "--schedule=cosine\n")
-    with pytest.raises(UserError, match=r"decay_factor=0\.5 is for schedule=steps"):
-        Config.from_flagfile(write("a.flags", text))
 
 
 # --- JSON
@@ -951,7 +801,6 @@ def test_what_shapes_the_weights_may_not_change_on_resume():
         "eval_batch_size",
         "eval_image_size",
         "keep_checkpoints",
-        "on_damaged_checkpoint",
         "pipeline_stages",
         "pipeline_servers",
         "pipeline_balance",
@@ -972,126 +821,6 @@ def test_what_shapes_the_weights_may_not_change_on_resume():
         "profile_steps",
         "mlperf_log",
     }
-
-
-# --- Flagfiles
-
-
-def test_flagfile(write):
-    path = write(
-        "recipe.flags",
-        """
-# facebook_1h, for 256 GPUs.
-// Both marks of a comment are absl's.
---batch_size=8192
-  --duration=90 epochs
---decay_at=30 epochs,60 epochs, 80 epochs
---noflip
---xla
--seed=3
---model_dir=/runs/a=b
---seed=4
-""",
-    )
-    expected = Config(batch_size=8192, flip=False, xla=True, model_dir="/runs/a=b", seed=4)
-    assert Config.from_flagfile(path) == expected
-    assert Config.from_flagfile(str(path), seed=5, warmup="0 steps") == expected.replace(
-        seed=5, warmup=Duration(0, "steps")
-    )
-
-
-def test_nested_flagfile_in_its_place(write):
-    write("sub/base.flags", "--seed=1\n--batch_size=64\n")
-    write("sub/middle.flags", "--seed=2\n--flagfile=base.flags\n--momentum=0.5\n")
-    top = write("top.flags", "--batch_size=32\n--flagfile=sub/middle.flags\n--momentum=0.8\n")
-    assert [line[:2] for line in read_flagfile(top)] == [
-        ("batch_size", "32"),
-        ("seed", "2"),
-        ("seed", "1"),
-        ("batch_size", "64"),
-        ("momentum", "0.5"),
-        ("momentum", "0.8"),
-    ]
-    assert Config.from_flagfile(top) == Config(seed=1, batch_size=64, momentum=0.8)
-
-
-def test_including_a_file_twice_is_no_cycle(write):
-    write("base.flags", "--seed=1\n")
-    top = write("top.flags", "--flagfile=base.flags\n--seed=2\n--flagfile=base.flags\n")
-    assert Config.from_flagfile(top).seed == 1
-
-
-def test_changes_may_resolve_a_recipes_contradiction(write):
-    path = write("a.flags", "--synthetic\n")
-    assert Config.from_flagfile(path, num_classes=10).synthetic
-    with pytest.raises(UserError, match="needs num_classes"):
-        Config.from_flagfile(path)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("--bach_size=3", "line 1: there is no option 'bach_size'; did you mean 'batch_size'"),
-        ("\n\n--batch_size=x", "line 3: batch_size is 'x', but must be a whole number"),
-        ("batch_size=3", "line 1: 'batch_size=3' is not a flag"),
-        ("--batch_size 3", "line 1: there is no option 'batch_size 3'"),
-        ("--data_dir", "line 1: data_dir needs a value: --data_dir=..."),
-        ("--nodata_dir", "line 1: data_dir needs a value: --data_dir=..."),
-        ("--batch_size", "line 1: batch_size needs a value"),
-        ("--nozzle", "line 1: there is no option 'nozzle'"),
-        ("--xla=maybe", "line 1: xla is 'maybe', but must be true or false"),
-        ("--duration=90", "line 1: duration: '90' is not a duration"),
-        ("--flagfile=a.flags", "includes itself"),
-        ("--flagfile=none.flags", "none.flags: No such file"),
-        ("--flagfile", "Is a directory"),
-    ],
-)
-def test_bad_flagfile(write, text, message):
-    path = write("a.flags", text)
-    with pytest.raises(UserError) as caught:
-        Config.from_flagfile(path)
-    assert message in str(caught.value)
-    assert str(path) in str(caught.value) or "flagfile" in str(caught.value)
-
-
-def test_cycle_of_flagfiles(write):
-    first = write("a.flags", "--flagfile=b.flags")
-    write("b.flags", "--flagfile=a.flags")
-    with pytest.raises(UserError, match="includes itself"):
-        Config.from_flagfile(first)
-
-
-def test_flagfile_that_cannot_be_read(tmp_path):
-    with pytest.raises(UserError, match=r"cannot read flagfile .*none\.flags: No such file"):
-        Config.from_flagfile(tmp_path / "none.flags")
-    with pytest.raises(UserError, match="Is a directory"):
-        Config.from_flagfile(tmp_path)
-    (tmp_path / "image.png").write_bytes(b"\x89PNG\xff")
-    with pytest.raises(UserError, match="it is not text"):
-        Config.from_flagfile(tmp_path / "image.png")
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        ("flags/fashon_mnist.flags", "'fashion_mnist'"),
-        ("digit", "'digits'"),
-        ("facebook_1h_8K.flags", "'facebook_1h_8k'"),
-        ("{folder}/mine.flag", "'{folder}/mine.flags'"),
-    ],
-)
-def test_similar_flagfiles_are_suggested(tmp_path, monkeypatch, given, meant):
-    monkeypatch.chdir(PACKAGE.parent)
-    (tmp_path / "mine.flags").touch()
-    with pytest.raises(UserError, match="No such file or directory; did you mean ") as caught:
-        Config.from_flagfile(given.format(folder=tmp_path))
-    assert meant.format(folder=tmp_path) in str(caught.value)
-
-
-def test_no_similar_flagfile(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"nowhere/xyz\.flags: No such file or directory$"):
-        Config.from_flagfile("nowhere/xyz.flags")
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -1223,14 +952,3 @@ def test_types():
 def test_train_sizes_need_times(options, told):
     with pytest.raises(UserError, match=told):
         Config(**options)
-
-
-def test_train_sizes_after_a_recipe_replace_its_ramp(write):
-    ramp = "--size_ramp=128,32\n--size_ramp_at=20 epochs,30 epochs\n"
-    recipe = write("recipe.flags", f"--duration=90 epochs\n{ramp}")
-    assert Config.from_flagfile(recipe, duration="9 epochs").size_ramp_at == (
-        Duration(2, "epochs"),
-        Duration(3, "epochs"),
-    )
-    sizes = {"train_sizes": (96,), "train_until": "9 epochs"}
-    assert Config.from_flagfile(recipe, **sizes) == Config(**sizes)

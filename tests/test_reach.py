@@ -84,7 +84,7 @@ KNOWN = {
         ),
         ("commands/__init__.py", "import_module", 1, "one of COMMANDS"),
         ("doctor/worker.py", "import_module", 1, "one of CHECKS"),
-        ("models/custom.py", "import_module", 1, "the command line's or Python's: run_config"),
+        ("models/custom.py", "import_module", 1, "the command line's or Python's: config_file"),
         ("optimizers/__init__.py", "import_module", 1, "this package's own modules"),
         ("training/logs/trackers.py", "import_module", 1, "wandb or mlflow"),
     ],

@@ -86,7 +86,7 @@ def image(data: bytes, kind: str, small: bool = False) -> str:
 
 
 def _variables(dark: bool) -> str:
-    """Returns the charts' colors as CSS variables."""
+    """Returns the charts' colours as CSS variables."""
     return " ".join(f"--{name}: {colors[dark]};" for name, colors in COLORS.items())
 
 

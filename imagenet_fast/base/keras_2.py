@@ -73,8 +73,7 @@ if KERAS_2:
             self.update_step(gradient, variable, self.learning_rate)
 
 else:
-    from keras import ops
-    from keras.optimizers import Optimizer
+    pass
 
 
 def per_replica_variable(

@@ -17,6 +17,7 @@ MOVED = {
     "pipeline_parallel.unrolled": "pipeline_parallel.passes",
     "distribute.ranks": "distribute.connect",
     "optimizers.roles": "optimizers",
+    "optimizers.scaled_times": "flagfiles",
     "data.pipeline": "data.dataset",
     "data.size_ramp": "data.pixel_options",
     "data.sources": "data.prepare.sources",
@@ -34,6 +35,9 @@ MOVED = {
     "training.model_dir": "training.checkpoints.model_dir",
     "training.mlperf_log": "training.logs.mlperf",
     "training.evaluations": "training.logs.evaluations",
+    "training.logs.loggers": "training.start",
+    "training.run_config": "training.checkpoints.config_file",
+    "training.run_summary": "training.first_line",
     "training.report.error_analysis": "training.step.error_analysis",
     **{
         f"{folder}.{name}": f"{folder}.{new}.{name}"
@@ -63,8 +67,9 @@ class _Moved(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         package, _, module = name.partition(".")
         if package == self._package and module in MOVED:
+            # With a name, `from package import module` would replace it by Python's own message.
             raise ModuleNotFoundError(
-                f"{name} is {self._package}.{MOVED[module]} now: import it from there", name=name
+                f"{name} is {self._package}.{MOVED[module]} now: import it from there"
             )
         return None
 

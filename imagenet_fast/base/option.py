@@ -100,6 +100,7 @@ def option(
     only_if: OnlyIf | tuple[OnlyIf, ...] = (),
     may_change_on_resume: bool = False,
     in_files_of_runs: bool = True,
+    in_evaluation: bool = False,
 ) -> Any:
     """Declares a field of :class:`Options`.
 
@@ -114,6 +115,8 @@ def option(
         the weights.
       in_files_of_runs: whether a run's own file may give it to ``read_config``. Whoever made a run
         must not choose servers, or where this account writes.
+      in_evaluation: whether trained weights compute something else with another value, so that
+        evaluation and export need the run's.
     """
     metadata = {
         "help": help,
@@ -123,6 +126,7 @@ def option(
         "only_if": (only_if,) if isinstance(only_if, OnlyIf) else only_if,
         "may_change_on_resume": may_change_on_resume,
         "in_files_of_runs": in_files_of_runs,
+        "in_evaluation": in_evaluation,
     }
     return dataclasses.field(default=default, metadata=metadata)
 

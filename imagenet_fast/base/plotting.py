@@ -13,7 +13,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 
-# The colors on a light and on a dark page, by name.
+# The colours on a light and on a dark page, by name.
 COLORS = {
     "muted": ("#667085", "#98a3b5"),
     "grid": ("#e2e6ec", "#2f3846"),
@@ -23,7 +23,7 @@ COLORS = {
     "speed": ("#0f9d83", "#45cdb1"),
 }
 
-# Plots are drawn in placeholder colors, which page_svg replaces by CSS variables, so that they
+# Plots are drawn in placeholder colours, which page_svg replaces by CSS variables, so that they
 # adapt to dark pages.
 SENTINELS = {name: f"#0000{number:02x}" for number, name in enumerate(COLORS, start=0xA1)}
 
@@ -56,11 +56,11 @@ _LIGHT = {sentinel: COLORS[name][0] for name, sentinel in SENTINELS.items()}
 # For matplotlib.style.context.
 Style = list[Union[str, dict[str, Any]]]
 
-# For plots in a page, in the placeholder colors.
+# For plots in a page, in the placeholder colours.
 PAGE_STYLE: Style = ["default", _PAGE]
 # For the same plots as SVG files; text as paths does not depend on installed fonts.
 FILE_STYLE: Style = [*PAGE_STYLE, {"svg.fonttype": "path"}]
-# For the same plots as PNG files, in the colors of a light page.
+# For the same plots as PNG files, in the colours of a light page.
 PNG_STYLE: Style = [
     "default",
     {
@@ -93,7 +93,7 @@ def without_glyph_warnings() -> Iterator[None]:
 
 
 def svg(figure: Figure) -> str:
-    """Returns a figure as the content of an SVG file, in the colors of a light page."""
+    """Returns a figure as the content of an SVG file, in the colours of a light page."""
     text = _saved(figure, metadata={"Date": None})
     for sentinel, color in _LIGHT.items():
         text = text.replace(sentinel, color)

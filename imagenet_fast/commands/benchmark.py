@@ -279,7 +279,7 @@ def _serving(arguments: list[str]) -> None:
     import_tensorflow()
     from imagenet_fast.lab.benchmarks.serving.compare import compare_serving
     from imagenet_fast.lab.benchmarks.serving.report import make_report
-    from imagenet_fast.training.run_config import config_of_run
+    from imagenet_fast.training.checkpoints.config_file import config_of_run
 
     config = config_of_run(flags["model_dir"], flags.changes())
     results = compare_serving(config, batch_sizes, threads=flags["threads"], **counts)

@@ -10,8 +10,8 @@ from imagenet_fast.base.errors import UserError, nearest, require_choice
 from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.distribute.quiet import import_tensorflow
+from imagenet_fast.training.checkpoints.config_file import config_of_run
 from imagenet_fast.training.options import CHECKPOINT_CHOICES, CHECKPOINT_HELP
-from imagenet_fast.training.run_config import config_of_run
 
 _OPTIONS = (
     "model_dir",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 import textwrap
@@ -12,21 +13,12 @@ from typing import Any, cast
 from absl import flags
 
 from imagenet_fast.base.errors import UserError, nearest
-from imagenet_fast.base.former_names import RENAMED_FLAGS, advice
+from imagenet_fast.base.former_names import RENAMED_FLAGS, advice, with_todays_names
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.commands import COMMANDS
-from imagenet_fast.config import (
-    Config,
-    FlagfileLine,
-    in_order,
-    option_names,
-    option_type,
-    parse_option,
-    read_flagfile,
-    with_times,
-    without_superseded,
-)
+from imagenet_fast.config import Config, option_names, option_type, parse_option
+from imagenet_fast.flagfiles import read_flagfile, resolve
 
 _HELP_WIDTH = 96
 # Absl's message for a value that int or float refuses.
@@ -62,8 +54,8 @@ class CommandFlags:
         self._has_options = bool(options)
         self._flags = flags.FlagValues()
         self._groups: dict[str, list[str]] = {}
-        self._sources: dict[str, str] = {}
-        self._lines: list[FlagfileLine] = []
+        self._files: list[dict[str, Any]] = []
+        self._given: dict[str, None] = {}
         fields = {field.name: field for field in dataclasses.fields(Config)}
         for name in options:
             field = fields[name]
@@ -102,8 +94,9 @@ class CommandFlags:
             print(self._help(positional, full="--helpfull" in arguments))
             raise SystemExit(0)
         try:
-            expanded, self._sources, self._lines = _expand_flagfiles(arguments)
-            rest = self._flags([self._command, *map(self._with_new_name, expanded)])[1:]
+            today = [argument for _, argument in with_todays_names(arguments)]
+            arguments = self._read_flagfiles(today)
+            rest = self._flags([self._command, *map(self._with_new_name, arguments)])[1:]
         except UserError:
             raise
         except flags.UnrecognizedFlagError as error:
@@ -118,6 +111,32 @@ class CommandFlags:
             if isinstance(self[name], float) and not math.isfinite(self[name]):
                 raise UserError(f"{name} is {self[name]}, but must be a finite number")
         return rest
+
+    def _read_flagfiles(self, arguments: Sequence[str]) -> list[str]:
+        """Reads flagfiles, and notes the flags beside them, whose arguments it returns."""
+        self._files, self._given, others = [], {}, []
+        for argument in arguments:
+            name, _, path = argument.lstrip("-").partition("=")
+            if name != "flagfile" or not argument.startswith("-"):
+                others.append(argument)
+                self._given[name if name in self._flags else name.removeprefix("no")] = None
+                continue
+            if not path:
+                raise UserError(
+                    "write --flagfile=RECIPE, a name or a file; `imagenet-fast recipes` lists them"
+                )
+            layers = read_flagfile(Config, path)
+            self._files += layers
+            for name in itertools.chain(*layers):
+                if name not in self._flags:
+                    raise UserError(self._unknown(name))
+                if name in self._given:
+                    del self._given[name]
+                    warn_once(
+                        f"--flagfile={path} overrides the --{name} before it: flags go after "
+                        "--flagfile"
+                    )
+        return others
 
     def _explained(self, reason: str) -> str:
         """Replaces Python's words for a value that is no number, in absl's message."""
@@ -145,27 +164,27 @@ class CommandFlags:
         return f"--{new}{equals}{value}"
 
     def __getitem__(self, name: str) -> Any:
-        return self._flags[name].value
+        of_files = [layer[name] for layer in self._files if name in layer]
+        return of_files[-1] if of_files and name not in self._given else self._flags[name].value
 
     def changes(self, run: Config | None = None) -> dict[str, Any]:
         """Returns the given options of Config, with their values.
 
         Args:
-          run: the run that the command resumes, as :func:`~imagenet_fast.config.with_times` takes
-            it; None: none.
+          run: the configuration of the run that the command resumes; None: none.
         """
-        names = set(option_names()) - set(self.own_names())
-        given = {
+        options = set(option_names()) - set(self.own_names())
+        flags = {
             name: self._flags[name].value
-            for name in self._flags
-            if name in names and self._flags[name].present
+            for name in self._given
+            if name in options and self._flags[name].present
         }
-        values = without_superseded(given, self._sources)
-        return with_times(values, self._sources, self._lines, run)
+        values = resolve(Config, self._files, flags, run)
+        return {name: value for name, value in values.items() if name in options}
 
     def given(self) -> list[str]:
         """Returns the names of the flags whose values are from the command line, not a flagfile."""
-        return [name for name, source in self._sources.items() if not source]
+        return list(self._given)
 
     def own_names(self) -> list[str]:
         """Returns the names of the command's flags that are not options of Config."""
@@ -262,36 +281,3 @@ def _define_option(field: dataclasses.Field, values: flags.FlagValues) -> None:
         flag_values=values,
         serializer=_OptionSerializer(),
     )
-
-
-def _expand_flagfiles(
-    arguments: Sequence[str],
-) -> tuple[list[str], dict[str, str], list[FlagfileLine]]:
-    """Replaces flagfiles by their flags, so that later flags override them.
-
-    Returns:
-      The arguments; where each flag was last given, from ``in_order``; and the flagfiles' lines.
-    """
-    expanded: list[str] = []
-    given: list[tuple[str, str]] = []
-    lines: list[FlagfileLine] = []
-    for argument in arguments:
-        name, _, path = argument.lstrip("-").partition("=")
-        if name != "flagfile" or not argument.startswith("-"):
-            expanded.append(argument)
-            given.append((name if name in option_names() else name.removeprefix("no"), ""))
-            continue
-        if not path:
-            raise UserError(
-                "write --flagfile=RECIPE, a name or a file; `imagenet-fast recipes` lists them"
-            )
-        for line in read_flagfile(path):
-            if (line.name, "") in given:
-                warn_once(
-                    f"--flagfile={path} overrides the --{line.name} before it: flags go after "
-                    "--flagfile"
-                )
-            lines.append(line)
-            expanded.append(f"--{line.name}={line.text}")
-            given.append((line.name, line.source))
-    return expanded, in_order(given), lines

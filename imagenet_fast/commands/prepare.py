@@ -239,12 +239,12 @@ def _check_source(flags: CommandFlags) -> None:
 
 
 def _source_options(flags: CommandFlags) -> dict[str, Any]:
-    """Returns the given options of the source."""
-    return {
-        name: flags[name]
-        for name, (default, _) in _SOURCE_OPTIONS.items()
-        if flags[name] != default
-    }
+    """Returns the given options of the source, also those given as the flag's default.
+
+    Empty text means what is not given.
+    """
+    given = flags.given()
+    return {name: flags[name] for name in _SOURCE_OPTIONS if name in given and flags[name] != ""}
 
 
 def _prepare(flags: CommandFlags, directory: str) -> int:

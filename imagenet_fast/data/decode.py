@@ -1,6 +1,6 @@
 """Decoding, cropping and resizing of JPEGs and PNGs inside a TensorFlow graph.
 
-Of a JPEG only the crop is decoded (``decode_and_crop_jpeg``); PNGs are decoded whole. Grayscale
+Of a JPEG only the crop is decoded (``decode_and_crop_jpeg``); PNGs are decoded whole. Greyscale
 images get three equal channels. Resized pixels are rounded to uint8, as by Pillow, which makes the
 transfer to the accelerator a quarter of float32's.
 """
@@ -133,9 +133,9 @@ def _on_white(pixels: tf.Tensor) -> tf.Tensor:
 
     def blend(number: tf.Tensor, blended: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
         part = tf.cast(pixels[number * rows : (number + 1) * rows], tf.uint16)
-        colours, alpha = part[..., :3], part[..., 3:]
+        colors, alpha = part[..., :3], part[..., 3:]
         # Rounded to the nearest, as by Pillow. No intermediate value exceeds 2**16.
-        white = (colours * alpha + 255 * (255 - alpha) + 127) // 255
+        white = (colors * alpha + 255 * (255 - alpha) + 127) // 255
         return number + 1, blended.write(number, tf.cast(white, tf.uint8))
 
     parts = -(-height // rows)

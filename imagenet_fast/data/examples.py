@@ -45,7 +45,7 @@ def encode_example(
       filename: the image's name in its source, for display.
       height: in pixels.
       width: in pixels.
-      channels: 1 (grayscale) or 3 (RGB).
+      channels: 1 (greyscale) or 3 (RGB).
       synset: the class's WordNet id; if None, there is no such field.
       jpeg_index: the JPEG's index from ``jpeg.index.index_jpegs``; if empty, there is no such
         field.

@@ -125,13 +125,13 @@ NO_LIMIT = SizeLimit()
 
 
 class EncodedImage(NamedTuple):
-    """An image file that training can decode: an 8-bit JPEG or PNG, grayscale or RGB.
+    """An image file that training can decode: an 8-bit JPEG or PNG, greyscale or RGB.
 
     Attributes:
       data: the file.
       height: in pixels.
       width: in pixels.
-      channels: 3 (RGB) or 1 (grayscale).
+      channels: 3 (RGB) or 1 (greyscale).
       converted_from: the original format (``'PNG'``, ``'CMYK JPEG'``, ``'pixels'``) and further
         changes (``'JPEG, resized'``), or None for a JPEG that is byte for byte the original.
       pixels: the decoded image, in the mode ``L`` or ``RGB``, before it was re-encoded.
@@ -156,8 +156,8 @@ def normalize_encoding(
 ) -> EncodedImage:
     """Converts an image file to one that training can decode.
 
-    Grayscale and RGB JPEGs stay unchanged, unless they are resized or turned. CMYK and YCCK JPEGs,
-    PNG, GIF, BMP, WebP, TIFF, PPM, AVIF and JPEG 2000 are re-encoded with 8 bits, as grayscale if
+    Greyscale and RGB JPEGs stay unchanged, unless they are resized or turned. CMYK and YCCK JPEGs,
+    PNG, GIF, BMP, WebP, TIFF, PPM, AVIF and JPEG 2000 are re-encoded with 8 bits, as greyscale if
     they were; the format is that of the content, not of the name. Transparent pixels become white.
     Of several frames or pages the first is used. Comments, colour profiles and other metadata are
     not copied.
@@ -223,7 +223,7 @@ def normalize_encoding(
             image = to_grey_or_rgb(image)
         except Exception as error:
             raise BadImageError(
-                f"cannot be converted to grayscale or RGB: {_reason(error)}"
+                f"cannot be converted to greyscale or RGB: {_reason(error)}"
             ) from error
         if padded:
             kind += ", padded"
@@ -374,7 +374,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _to_8_bits(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
-    """Returns what takes the upper 8 bits of rows of a grayscale image of up to 16 bits.
+    """Returns what takes the upper 8 bits of rows of a greyscale image of up to 16 bits.
 
     convert("L") would clip at 255.
     """
@@ -407,7 +407,7 @@ def encode_pixels(
     """Encodes raw pixels as an image file.
 
     Args:
-      pixels: uint8 of shape (height, width) for grayscale, or (height, width, 3) for RGB.
+      pixels: uint8 of shape (height, width) for greyscale, or (height, width, 3) for RGB.
       encoding: as ``normalize_encoding``.
       size_limit: as ``normalize_encoding``.
 

@@ -47,7 +47,7 @@ ROW = np.dtype(
         ("label", "<i4"),  # the class, an index of the manifest's labels
         ("height", "<u4"),  # in pixels
         ("width", "<u4"),
-        ("channels", "u1"),  # 1: grayscale, 3: RGB
+        ("channels", "u1"),  # 1: greyscale, 3: RGB
         ("png", "?"),  # else JPEG
         ("bytes", "<u4"),  # of the image file
         ("record_bytes", "<u4"),  # of the record's data, which contains the file

@@ -176,7 +176,7 @@ class DataOptions(ReadingOptions, AugmentationOptions, SourceOptions):
             "synthetic": self.synthetic,
             "train_sizes": self.train_sizes,
             "size_ramp": self.size_ramp,
-            "rand_augment_layers": self.rand_augment_layers,
+            "rand_augment": self.rand_augment,
             "trivial_augment": self.trivial_augment,
             "random_erasing": self.random_erasing,
             "color_jitter": self.color_jitter,

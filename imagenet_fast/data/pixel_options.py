@@ -35,6 +35,7 @@ class PixelOptions(Options):
         "height and width of the network's input images, in pixels",
         group="data",
         check=IMAGE_SIDE,
+        in_evaluation=True,
     )
     eval_image_size: int = option(
         0,
@@ -91,13 +92,18 @@ class PixelOptions(Options):
         choices=("square", "proportional"),
     )
     resize_method: str = option(
-        "bilinear", "interpolation of resized images", group="data", choices=("bilinear", "bicubic")
+        "bilinear",
+        "interpolation of resized images",
+        group="data",
+        choices=("bilinear", "bicubic"),
+        in_evaluation=True,
     )
     antialias: bool = option(
         False,
         "antialias when downscaling, as Pillow and torchvision do, in training, evaluation and "
         "exported models; published TensorFlow recipes do not",
         group="data",
+        in_evaluation=True,
     )
     resize_kernel: str = option(
         "auto",
@@ -144,36 +150,29 @@ class PixelOptions(Options):
         check=POSITIVE,
         may_change_on_resume=True,
     )
-    normalize_pixels: bool = option(
-        True,
-        "subtract pixel_mean and divide by pixel_std; otherwise the network's input is pixels in "
-        "0..255, for networks that begin with preprocessing of their own",
-        group="data",
-    )
     pixel_mean: tuple[float, ...] = option(
         (123.675, 116.28, 103.53),
-        "means of red, green and blue, subtracted from pixels in 0..255",
+        "means of red, green and blue, subtracted from pixels in 0..255; 0,0,0, with 1,1,1 as "
+        "pixel_std, for networks that begin with preprocessing of their own",
         group="data",
         check=Check(
             lambda value: len(value) == 3 and min(value) >= 0 and max(value) <= 255,
             "have three values in [0, 255]",
         ),
+        in_evaluation=True,
     )
     pixel_std: tuple[float, ...] = option(
         (58.395, 57.12, 57.375),
         "standard deviations of red, green and blue, by which the differences are divided",
         group="data",
         check=Check(lambda value: len(value) == 3 and min(value) > 0, "have three positive values"),
-        # Augmentations also fill with pixel_mean.
-        only_if=OnlyIf("normalize_pixels", (True,)),
+        in_evaluation=True,
     )
 
     @property
-    def pixel_normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """The mean and standard deviation of each channel for ``PixelNormalization``."""
-        if self.normalize_pixels:
-            return self.pixel_mean, self.pixel_std
-        return (0.0,) * 3, (1.0,) * 3
+    def normalizes_pixels(self) -> bool:
+        """Whether the network's input is not the pixels as they are, in 0..255."""
+        return any(self.pixel_mean) or set(self.pixel_std) != {1.0}
 
     @property
     def evaluation_image_size(self) -> int:

@@ -64,7 +64,7 @@ class Preparation:
 
     @property
     def keeps_jpegs(self) -> bool:
-        """Whether a grayscale or RGB JPEG is as good as in a shard."""
+        """Whether a greyscale or RGB JPEG is as good as in a shard."""
         return self.exif == "ignore" and not (self.max_side or self.shorter_side or self.pad_to)
 
     @property

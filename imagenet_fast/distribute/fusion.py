@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.option import option_text
 
 # By model, from Jia et al. 2018.
 _PUBLISHED_SEGMENTS = {"alexnet_bn": (20,), "resnet50": (76,)}
@@ -42,7 +43,7 @@ class Fusion:
         ends = (0, *self.segments)
         if any(after <= before for before, after in zip(ends, ends[1:])):
             raise UserError(
-                f"fusion_segments {_numbers(self.segments)} must be positive and increasing"
+                f"fusion_segments {option_text(self.segments)} must be positive and increasing"
             )
 
     def check(self, tensors: int) -> None:
@@ -53,8 +54,8 @@ class Fusion:
         """
         if self.segments and self.segments[-1] >= tensors:
             raise UserError(
-                f"fusion_segments {_numbers(self.segments)} is out of range: there are {tensors} "
-                f"gradients, so the last number can be at most {tensors - 1}"
+                f"fusion_segments {option_text(self.segments)} is out of range: there are "
+                f"{tensors} gradients, so the last number can be at most {tensors - 1}"
             )
 
     def buckets(
@@ -110,22 +111,16 @@ class Fusion:
 def fusion_candidates(
     model: str, fusion_bytes: int, shapes: Sequence[Sequence[int]], dtypes: Sequence[tf.DType]
 ) -> list[tuple[int, ...]]:
-    """Returns the distinct segments from which ``fusion=auto`` chooses.
+    """Returns the segments from which ``fusion=auto`` chooses, none twice.
 
-    These are the segments of ``fusion_bytes``, a single bucket, buckets of 4 MiB, and those that
-    Jia et al. published for the model.
-
-    Args:
-      model: the model's name.
-      fusion_bytes: the configured bucket size.
-      shapes: as in :meth:`Fusion.buckets`.
-      dtypes: equal dtypes.
+    Those of ``fusion_bytes``, one bucket, buckets of 4 MiB, and what Jia et al. published for a
+    model of this name. For shapes and dtypes, see :meth:`Fusion.cuts`.
     """
-    by_bytes = [Fusion(size).cuts(shapes, dtypes) for size in (fusion_bytes, 0, 4 * 2**20)]
+    candidates = [Fusion(size).cuts(shapes, dtypes) for size in (fusion_bytes, 0, 4 * 2**20)]
     published = _PUBLISHED_SEGMENTS.get(model, ())
     if published and published[-1] < len(shapes):  # Frozen layers have no gradients.
-        by_bytes.append(published)
-    return list(dict.fromkeys(by_bytes))
+        candidates.append(published)
+    return list(dict.fromkeys(candidates))
 
 
 def creation_order(variables: Sequence[tf.Variable]) -> list[int]:
@@ -160,7 +155,3 @@ def unpack(packed: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tenso
     rest = packed.shape[0] - sum(lengths)
     *parts, _ = tf.split(packed, [*lengths, rest])
     return [tf.reshape(part, shape) for part, shape in zip(parts, shapes)]
-
-
-def _numbers(values: Sequence[int]) -> str:
-    return ",".join(map(str, values))

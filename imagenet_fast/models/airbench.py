@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import PatchWhitening
 from imagenet_fast.models.arguments import check_sizes, check_width
 from imagenet_fast.models.batch_norm import NormOptions, batch_norm, norm_arguments
@@ -21,6 +21,7 @@ from imagenet_fast.models.cifar import (
     conv_block,
     max_pool_logits,
 )
+from imagenet_fast.models.options import check_activation
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -38,7 +39,6 @@ _PUBLISHED_LOGITS_SCALE = 1 / 9
 # Of the convolutions in a group; after the third, the outputs of the first are added.
 _STEPS = ("conv_pool_bn_gelu", "conv_bn_gelu", "conv_bn")
 AIRBENCH_SIZES = tuple(_PUBLISHED)
-GROUP_ACTIVATIONS = ("gelu", "silu")
 
 
 def airbench(
@@ -47,7 +47,7 @@ def airbench(
     input_shape: tuple[int | None, int | None, int] = (32, 32, 3),
     *,
     width: int = 0,
-    group_activation: str = "gelu",
+    activation: str = "auto",
     logits_scale: float = 0.0,
     name: str | None = None,
     **norm_options: Unpack[NormOptions],
@@ -74,8 +74,9 @@ def airbench(
             be None.
         width: channels of the first group, to which the others are in proportion; 0: as
             published, 64 for 94, 128 for 95 and 96, and 32 for 96_proxy.
-        group_activation: ``"gelu"``, or ``"silu"`` for SiLU instead of GELU in the groups, as in
-            Hiverge's speedrun of CIFAR-10 (2025); that after ``whitening`` is GELU.
+        activation: ``"gelu"``, or ``"silu"`` for SiLU instead of GELU in the groups, as in
+            Hiverge's speedrun of CIFAR-10 (2025); that after ``whitening`` is GELU. ``"auto"`` is
+            the published GELU.
         logits_scale: factor of the dense layer's outputs; 0: the published 1/9.
         name: the model's name; None: ``airbench<size>``.
         **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`;
@@ -94,15 +95,9 @@ def airbench(
     check_width(f"airbench{size}", width)
     if size not in AIRBENCH_SIZES:
         raise UserError(f"airbench: there is no size {size}; the sizes are {AIRBENCH_SIZES}")
-    if group_activation not in GROUP_ACTIVATIONS:
-        raise UserError(
-            f"airbench{size}: there is no group_activation {group_activation!r}"
-            f"{nearest(group_activation, GROUP_ACTIVATIONS)}; use one of "
-            f"{', '.join(GROUP_ACTIVATIONS)}"
-        )
-    activation = functools.partial(
-        keras.layers.Activation, {"gelu": "gelu", "silu": "swish"}[group_activation]
-    )
+    check_activation(f"airbench{size}", activation)
+    word = "silu" if activation == "silu" else "gelu"
+    layer = functools.partial(keras.layers.Activation, "swish" if word == "silu" else word)
     published_width, multiples, convs, momentum, bias = _PUBLISHED[size]
     limit = (2 * 2 * input_shape[2]) ** -0.5  # of PyTorch's biases, by fan-in
     if norm_options.get("batch_norm_momentum") is None:
@@ -130,16 +125,16 @@ def airbench(
             x = conv_block(
                 x,
                 multiple * (width or published_width),
-                steps.replace("gelu", group_activation),
+                steps.replace("gelu", word),
                 f"group{group}_block{conv}",
                 norm=norm,
-                activation=activation,
+                activation=layer,
                 kernel_initializer=IdentityFilters(**PYTORCH_WEIGHTS),
             )
             outputs.append(x)
         if convs == len(_STEPS):
             x = keras.layers.Add(name=f"group{group}_add")([outputs[0], x])
-            x = activation(name=f"group{group}_{group_activation}")(x)
+            x = layer(name=f"group{group}_{word}")(x)
     logits = max_pool_logits(x, num_classes, logits_scale or _PUBLISHED_LOGITS_SCALE)
     return keras.Model(images, logits, name=name or f"airbench{size}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.base.option import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Check, OnlyIf, option
 from imagenet_fast.base.shared_options import SharedOptions
 
@@ -45,6 +45,25 @@ _AIRBENCH = OnlyIf("model", ("airbench94", "airbench95", "airbench96", "airbench
 _FOR_CIFAR = OnlyIf("model", ("resnet9", *_AIRBENCH.values))
 _WITH_WIDTH = OnlyIf("model", (*_IMAGENET_RESNET_NAMES, *_FOR_CIFAR.values))
 _AMOEBANETS = OnlyIf("model", ("amoebanet_b", "amoebanet_d"))
+# Of the networks that have several, the published one first.
+ACTIVATIONS = {
+    **dict.fromkeys(_RESNET9.values, ("relu", "celu")),
+    **dict.fromkeys(_AIRBENCH.values, ("gelu", "silu")),
+}
+
+
+def check_activation(model: str, activation: str) -> None:
+    """Checks that a network has an activation, or that it is ``auto``, the published one.
+
+    Raises:
+      UserError: if it has others.
+    """
+    choices = ACTIVATIONS.get(model, ())
+    if activation != "auto" and activation not in choices:
+        raise UserError(
+            f"{model}: there is no activation {activation!r}{nearest(activation, choices)}; use "
+            f"one of {', '.join(choices)}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +76,7 @@ class ModelOptions(SharedOptions):
         group="model",
         choices=MODEL_NAMES,
         check=Check(is_custom, "be module:function"),
+        in_evaluation=True,
     )
     width: int = option(
         0,
@@ -66,6 +86,7 @@ class ModelOptions(SharedOptions):
         group="model",
         check=NOT_NEGATIVE,
         only_if=_WITH_WIDTH,
+        in_evaluation=True,
     )
     pool_order: str = option(
         "conv_bn_relu_pool",
@@ -74,20 +95,24 @@ class ModelOptions(SharedOptions):
         group="model",
         choices=("conv_bn_relu_pool", "conv_bn_pool_relu", "conv_pool_bn_relu"),
         only_if=_RESNET9,
+        in_evaluation=True,
     )
     activation: str = option(
-        "relu",
-        "activation of resnet9: relu or celu",
+        "auto",
+        "activation; of resnet9: relu or celu; of airbench94 to airbench96, except after the "
+        "whitening layer: gelu or silu; auto: as published, relu and gelu",
         group="model",
-        choices=("relu", "celu"),
-        only_if=_RESNET9,
+        choices=("auto", "relu", "celu", "gelu", "silu"),
+        only_if=_FOR_CIFAR,
+        in_evaluation=True,
     )
     celu_alpha: float = option(
         0.075,
         "minus the minimum of celu",
         group="model",
         check=POSITIVE,
-        only_if=OnlyIf("activation", ("celu",)),
+        only_if=(_RESNET9, OnlyIf("activation", ("celu",))),
+        in_evaluation=True,
     )
     logits_scale: float = option(
         0.0,
@@ -95,19 +120,14 @@ class ModelOptions(SharedOptions):
         group="model",
         check=NOT_NEGATIVE,
         only_if=_FOR_CIFAR,
+        in_evaluation=True,
     )
     whitening: bool = option(
         False,
         "start resnet9 with fixed 3x3 filters that whiten patches of training images",
         group="model",
         only_if=_RESNET9,
-    )
-    group_activation: str = option(
-        "gelu",
-        "activation of airbench94 to airbench96, except after the whitening layer: gelu or silu",
-        group="model",
-        choices=("gelu", "silu"),
-        only_if=_AIRBENCH,
+        in_evaluation=True,
     )
     normal_cells: int = option(
         18,
@@ -115,6 +135,7 @@ class ModelOptions(SharedOptions):
         group="model",
         check=Check(lambda value: value in range(3, 151, 3), "be a multiple of 3 in [3, 150]"),
         only_if=_AMOEBANETS,
+        in_evaluation=True,
     )
     cell_filters: int = option(
         208,
@@ -123,6 +144,7 @@ class ModelOptions(SharedOptions):
         group="model",
         check=Check(lambda value: value > 0 and value % 8 == 0, "be a positive multiple of 8"),
         only_if=_AMOEBANETS,
+        in_evaluation=True,
     )
     whitening_images: int = option(
         10_000,
@@ -168,12 +190,14 @@ class ModelOptions(SharedOptions):
         group="model",
         choices=("imagenet", "small"),
         only_if=_IMAGENET_RESNETS,
+        in_evaluation=True,
     )
     stride_on_1x1: bool = option(
         False,
         "put a bottleneck's stride in its first convolution (ResNet v1), not in its 3x3 (v1.5)",
         group="model",
         only_if=_IMAGENET_RESNETS,
+        in_evaluation=True,
     )
     blur_pool: str = option(
         "none",
@@ -183,6 +207,7 @@ class ModelOptions(SharedOptions):
         group="model",
         choices=("none", "convolutions", "convolutions_and_pools"),
         only_if=_IMAGENET_RESNETS,
+        in_evaluation=True,
     )
     padding: str = option(
         "symmetric",
@@ -192,6 +217,7 @@ class ModelOptions(SharedOptions):
         group="model",
         choices=("symmetric", "same_pool", "same"),
         only_if=_IMAGENET_RESNETS,
+        in_evaluation=True,
     )
     zero_gamma: bool = option(
         True,
@@ -229,12 +255,14 @@ class ModelOptions(SharedOptions):
         group="model",
         check=POSITIVE,
         only_if=_PACKAGED,
+        in_evaluation=True,
     )
     batch_norm_scale: bool = option(
         True,
         "train gamma of batch norm in resnet9; otherwise it is 1",
         group="model",
         only_if=_RESNET9,
+        in_evaluation=True,
     )
     batch_norm_batch_size: int = option(
         0,
@@ -257,9 +285,17 @@ class ModelOptions(SharedOptions):
         "use AlexNet's fifth batch norm, after its last pool (Jia et al. 2018)",
         group="model",
         only_if=_ALEXNET,
+        in_evaluation=True,
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Options that name the published one are those of the same run.
+        if self.activation in ACTIVATIONS.get(self.model, ())[:1]:
+            object.__setattr__(self, "activation", "auto")
 
     def _check_together(self) -> None:
         super()._check_together()
+        check_activation(self.model, self.activation)
         if self.freeze_through and not self.initial_weights:
             raise UserError("freeze_through would freeze random weights: give --initial_weights")

@@ -18,12 +18,12 @@ from imagenet_fast.layers import PatchWhitening
 from imagenet_fast.models.arguments import check_sizes, check_width
 from imagenet_fast.models.batch_norm import NormOptions, batch_norm, norm_arguments
 from imagenet_fast.models.cifar import conv_block, max_pool_logits
+from imagenet_fast.models.options import check_activation
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 POOL_ORDERS = ("conv_bn_relu_pool", "conv_bn_pool_relu", "conv_pool_bn_relu")
-ACTIVATIONS = ("relu", "celu")
 
 _PUBLISHED_WIDTH = 64
 _PUBLISHED_LOGITS_SCALE = 0.125
@@ -35,7 +35,7 @@ def resnet9(
     *,
     width: int = 0,
     pool_order: str = "conv_bn_relu_pool",
-    activation: str = "relu",
+    activation: str = "auto",
     celu_alpha: float = 0.075,
     batch_norm_scale: bool = True,
     logits_scale: float = 0.0,
@@ -57,7 +57,8 @@ def resnet9(
         width: channels of ``prep``; the layers have 2, 4 and 8 times as many; 0: the published 64.
         pool_order: position of the layers' pool: ``"conv_bn_relu_pool"``; ``"conv_bn_pool_relu"``,
             the same function at lower cost; or ``"conv_pool_bn_relu"``, cheaper still.
-        activation: ``"relu"`` or ``"celu"``, which is smooth.
+        activation: ``"relu"``, the published one, which ``"auto"`` is too, or ``"celu"``, which is
+            smooth.
         celu_alpha: minus the minimum of CELU.
         batch_norm_scale: whether to train gamma; otherwise it is 1. Page freezes it at 1/4, which
             is equivalent to 1 with 4 times the ``celu_alpha`` and a quarter of the
@@ -80,22 +81,20 @@ def resnet9(
     """
     check_sizes("resnet9", num_classes, input_shape, 8)
     check_width("resnet9", width)
-    for option, value, choices in (
-        ("pool_order", pool_order, POOL_ORDERS),
-        ("activation", activation, ACTIVATIONS),
-    ):
-        if value not in choices:
-            raise UserError(
-                f"resnet9: there is no {option} {value!r}{nearest(value, choices)}; use one of "
-                f"{', '.join(choices)}"
-            )
+    check_activation("resnet9", activation)
+    if pool_order not in POOL_ORDERS:
+        raise UserError(
+            f"resnet9: there is no pool_order {pool_order!r}{nearest(pool_order, POOL_ORDERS)}; "
+            f"use one of {', '.join(POOL_ORDERS)}"
+        )
+    word = "celu" if activation == "celu" else "relu"
     block = functools.partial(
         conv_block,
         norm=batch_norm(**norm_arguments(**norm_options), scale=batch_norm_scale),
-        activation=_activation(activation, celu_alpha),
+        activation=_activation(word, celu_alpha),
     )
-    plain = f"conv_bn_{activation}"
-    pooled = pool_order.replace("relu", activation)
+    plain = f"conv_bn_{word}"
+    pooled = pool_order.replace("relu", word)
 
     x = images = keras.Input(input_shape, name="images")
     if whitening:

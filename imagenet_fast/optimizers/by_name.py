@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from imagenet_fast.base.errors import UserError, choices_hint, how_to_install
+from imagenet_fast.base.errors import UserError, choices_hint
 from imagenet_fast.optimizers.lars import LARS
 from imagenet_fast.optimizers.muon import Muon
 from imagenet_fast.optimizers.schedules import Schedule

@@ -25,7 +25,6 @@ _LARS = OnlyIf("optimizer", ("lars",))
 _MUON = OnlyIf("optimizer", ("muon",))
 _AIRBENCH = OnlyIf("model", ("airbench94", "airbench95", "airbench96"))
 _PACKAGE_OPTIMIZERS = OnlyIf("optimizer", ("sgd", "lars", "muon"))
-_OTHER_OPTIMIZERS = OnlyIf("optimizer", ("sgd", "lars", "muon"), unless=True)
 _STEPS = OnlyIf("schedule", ("steps",))
 _KNOTS = OnlyIf("schedule", ("piecewise_linear",))
 _WARMUP = OnlyIf("schedule", ("constant", "steps", "polynomial", "cosine"))
@@ -85,20 +84,13 @@ class OptimizerOptions(SharedOptions):
         check=POSITIVE,
         only_if=_LARS,
     )
-    lars_epsilon: float = option(
-        0.0,
-        "added to the norm of the gradient in lars",
-        group="optimization",
-        check=NOT_NEGATIVE,
-        only_if=_LARS,
-    )
     optimizer_epsilon: float = option(
         0.0,
-        "added to the denominators of optimizers of Keras and Addons, such as rmsprop; 0: the "
-        "optimizer's default",
+        "added to the norm of the gradient in lars, and to the denominators of optimizers of Keras "
+        "and Addons, such as rmsprop; 0: the optimizer's default, which is 0 in lars",
         group="optimization",
         check=NOT_NEGATIVE,
-        only_if=_OTHER_OPTIMIZERS,
+        only_if=OnlyIf("optimizer", ("sgd", "muon"), unless=True),
     )
     rate_in_momentum: str = option(
         "auto",
@@ -176,6 +168,7 @@ class OptimizerOptions(SharedOptions):
         "and export use; 0: no average",
         group="optimization",
         check=BELOW_ONE,
+        in_evaluation=True,
     )
     ema_every: int = option(
         1,
@@ -207,6 +200,7 @@ class OptimizerOptions(SharedOptions):
         "predicted probabilities are then sigmoids, whose sum need not be 1",
         group="optimization",
         choices=("cross_entropy", "binary_cross_entropy"),
+        in_evaluation=True,
     )
     class_weights: str = option(
         "",
@@ -387,7 +381,7 @@ class ScheduleOptions(SharedOptions):
         if "warmup" not in given or has_warmup or self.schedule == "piecewise_linear":
             return
         warn_once(
-            f"warmup without effect: there is no warmup, because the scaled "
+            "warmup without effect: there is no warmup, because the scaled "
             f"learning rate, {self.scaled_learning_rate:g}, is not above learning_rate; for a "
             "warmup from 0 give warmup_start=0"
         )

@@ -19,6 +19,7 @@ from imagenet_fast.data.preparation import Preparation
 from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.serving.as_in_shard import as_in_shard
+from imagenet_fast.serving.prepare import ARGUMENTS
 from imagenet_fast.training.build.model import build_classifier
 from imagenet_fast.training.checkpoints.checkpoint import restore_weights
 from imagenet_fast.training.checkpoints.model_dir import (
@@ -219,11 +220,7 @@ class ServingModule(tf.Module):
         values = {
             "labels": [label.decode() for label in self._labels.numpy().tolist()],
             "preparation": {
-                "size": self._options.image_size,
-                "crop_fraction": self._options.eval_crop_fraction,
-                "crop": self._options.eval_crop,
-                "resize_method": self._options.resize_method,
-                "antialias": self._options.antialias,
+                **{name: getattr(self._options, own) for name, own in ARGUMENTS.items()},
                 "as_in_shards": self._preparation.job if self._preparation else None,
             },
         }

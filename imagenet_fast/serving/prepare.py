@@ -19,6 +19,14 @@ from imagenet_fast.data.preparation import Preparation
 
 # TensorFlow's table of the cubic kernel has this many entries per pixel.
 _CUBIC_STEPS = 1024
+# Those of prepare_image that are options of a run, and their names there.
+ARGUMENTS = {
+    "size": "image_size",
+    "crop_fraction": "eval_crop_fraction",
+    "crop": "eval_crop",
+    "resize_method": "resize_method",
+    "antialias": "antialias",
+}
 
 
 def prepare_image(
@@ -85,10 +93,10 @@ def _resize_antialiased(pixels: np.ndarray, size: int, method: str) -> np.ndarra
     # Each channel as floats, because Pillow rounds uint8 after each pass.
     resampling = Image.Resampling[method.upper()]
 
-    def resized(colour: np.ndarray) -> np.ndarray:
-        return np.asarray(Image.fromarray(colour).resize((size, size), resampling))
+    def resized(color: np.ndarray) -> np.ndarray:
+        return np.asarray(Image.fromarray(color).resize((size, size), resampling))
 
-    return np.stack([resized(colour) for colour in np.moveaxis(pixels, -1, 0)], axis=-1)
+    return np.stack([resized(color) for color in np.moveaxis(pixels, -1, 0)], axis=-1)
 
 
 def _resize_height(pixels: np.ndarray, size: int, method: str) -> np.ndarray:

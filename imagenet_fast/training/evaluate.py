@@ -39,7 +39,7 @@ from imagenet_fast.training.step.error_analysis import ErrorAnalysis, Prediction
 _IMAGES_PER_DEVICE = 256
 
 
-class Evaluation:
+class Evaluator:
     """Evaluates a model on all images of a split, as often as wanted, by one program.
 
     Args:
@@ -61,17 +61,13 @@ class Evaluation:
         keeps_predictions: bool = False,
     ) -> None:
         config, self._model, self.step = run.config, model, -1
-        self._predictions = (
-            Predictions(run.strategy, config, run.info, model.image_loss, split)
-            if keeps_predictions
-            else None
-        )
+        self._predictions = Predictions(run, model.image_loss, split) if keeps_predictions else None
         batches = None if config.data_on_device else distributed_dataset(config, split)
         test_step = functools.partial(model.test_step, predictions=self._predictions)
         self._program = Program(model, test_step, config, batches)
         self._steps = evaluation_steps(run.info, config, run.strategy, split)
 
-    def take(self, step: int = 0, loggers: Sequence[Logger] = ()) -> Mapping[str, tf.Tensor]:
+    def evaluate(self, step: int = 0, loggers: Sequence[Logger] = ()) -> Mapping[str, tf.Tensor]:
         """Evaluates the model.
 
         Args:
@@ -170,12 +166,12 @@ def evaluate(
             _say_which_are_missing(config, info, labels)
             classifier.class_numbers = class_numbers
         restore_weights(classifier, config.model_dir, checkpoint)
-        evaluation = Evaluation(run, classifier, split, keeps_predictions=per_class)
-        metrics = evaluation.take()
+        evaluator = Evaluator(run, classifier, split, keeps_predictions=per_class)
+        metrics = evaluator.evaluate()
         result: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
         result |= {name: round(result[name]) for name in ("examples", "skipped")}
         if per_class and result["examples"]:
-            classes = class_metrics(evaluation.analysis().confusion, labels)
+            classes = class_metrics(evaluator.analysis().confusion, labels)
             result["classes"] = [row._asdict() for row in classes]
     check_evaluated(result, info.splits[split].examples)
     if not result["examples"]:

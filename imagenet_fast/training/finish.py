@@ -7,7 +7,7 @@ from typing import Any
 from imagenet_fast.base.notices import say
 from imagenet_fast.data import bad_images
 from imagenet_fast.distribute.exchange import text_of_chief, wait_for_all
-from imagenet_fast.training.evaluate import Evaluation
+from imagenet_fast.training.evaluate import Evaluator
 from imagenet_fast.training.logs.clock import Clock
 from imagenet_fast.training.logs.tensorboard import TensorBoard
 from imagenet_fast.training.report.saved_images import load_error_analysis, save_error_analysis
@@ -20,7 +20,7 @@ def finish(
     run: Run,
     model: Classifier,
     clock: Clock,
-    evaluation: Evaluation | None,
+    evaluator: Evaluator | None,
     board: TensorBoard | None,
     *,
     step: int,
@@ -33,7 +33,7 @@ def finish(
       run: the run.
       model: the trained model.
       clock: of the run.
-      evaluation: keeps predictions, for the error analysis; None: there is none.
+      evaluator: keeps predictions, for the error analysis; None: there is none.
       board: TensorBoard's files; None: there are none.
       step: weight updates done.
       trained: whether this process has trained; a run that was finished keeps its summary.
@@ -48,8 +48,8 @@ def finish(
         summary = make_summary(run, model, clock, step=step, stopped=stopped)
     if run.chief:
         write_summary(directory, summary)
-    if evaluation:
-        _analyze_errors(run, evaluation, step, board)
+    if evaluator:
+        _analyze_errors(run, evaluator, step, board)
     if run.chief:
         # Imported here, because it imports matplotlib.
         from imagenet_fast.training.report.page import write_report
@@ -63,17 +63,17 @@ def finish(
     return summary
 
 
-def _analyze_errors(run: Run, evaluation: Evaluation, step: int, board: TensorBoard | None) -> None:
+def _analyze_errors(run: Run, evaluator: Evaluator, step: int, board: TensorBoard | None) -> None:
     """Saves the last evaluation's error analysis, unless an earlier process has."""
     directory = run.config.model_dir
     missing = load_error_analysis(directory, run.info.num_classes) is None
     # Other machines may not see the chief's latest files: the chief decides.
     if text_of_chief(run.strategy, str(missing)) == str(True):
-        if evaluation.step != step:  # an earlier process evaluated, and ended before this
+        if evaluator.step != step:  # an earlier process evaluated, and ended before this
             if run.chief:
                 images = f"{run.examples('validation')} validation images"
                 say(f"analyzing errors: predicting {images} (--noexamine skips it)")
-            evaluation.take(step)
-        analysis = evaluation.analysis()
+            evaluator.evaluate(step)
+        analysis = evaluator.analysis()
         if run.chief:
             save_error_analysis(directory, analysis, run.info.labels, board)

@@ -88,14 +88,6 @@ class RunOptions(SharedOptions):
         check=POSITIVE,
         may_change_on_resume=True,
     )
-    on_damaged_checkpoint: str = option(
-        "previous",
-        "what to do if the newest checkpoint is damaged; previous: set it aside and resume from "
-        "the one before it; stop: end the run",
-        group="run",
-        choices=("previous", "stop"),
-        may_change_on_resume=True,
-    )
     steps_per_call: str = option(
         "auto",
         "training steps that the host starts at once, at most; auto: those of about a second. A "

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
@@ -18,6 +19,7 @@ from imagenet_fast.training.options import RunOptions
 from imagenet_fast.training.step.training_step import TrainingStep
 
 _Step = Callable[[Any], Any]
+# The number of steps, int32, and the first whose loss is not finite, int64; -1: there is none.
 _Result = tuple[tf.Tensor, tf.Tensor]
 # Ctrl-C and a preemption wait for a call to end.
 _SECONDS = 1.0
@@ -25,6 +27,9 @@ _SECONDS = 1.0
 _GROWTH = 8
 # Where XLA has no fast kernels for convolutions in loops.
 _WITHOUT_LOOPS = ("CPU",)
+# Before a loop: no step is done, and none has diverged. The counter is int32, which TensorFlow
+# keeps in the host's memory: no step waits for a GPU to tell the host that the loop goes on.
+_START = (np.int32(0), np.int64(-1))
 
 
 class Program:
@@ -128,7 +133,12 @@ def _on_device(strategy: tf.distribute.Strategy, step: _Step) -> Callable[..., _
 
     @tf.function(jit_compile=True, autograph=False)
     def program(first: tf.Tensor, most: tf.Tensor) -> _Result:
-        return _loop(lambda number: step({"step": number})["loss"], first, most)
+        def take(done: tf.Tensor, diverged: tf.Tensor) -> _Result:
+            number = tf.cast(first + done, tf.int64)
+            loss = step({"step": number})["loss"]
+            return done + 1, _first_diverged(diverged, number, loss)
+
+        return tf.while_loop(lambda done, _: done < most, take, _START, parallel_iterations=1)
 
     @tf.function(autograph=False)
     def call(_: None, first: tf.Tensor, most: tf.Tensor, seconds: tf.Tensor) -> _Result:
@@ -140,62 +150,41 @@ def _on_device(strategy: tf.distribute.Strategy, step: _Step) -> Callable[..., _
 
 def _on_host(strategy: tf.distribute.Strategy, step: _Step) -> Callable[..., _Result]:
     """Returns a call that is a graph, whose loop starts the step of each replica."""
+    # A TPU's loop may run on another machine, which would be asked each time. Deterministic graphs
+    # have no clock.
+    timed = not is_tpu(strategy) and not is_op_determinism_enabled()
 
     @tf.function(autograph=False)
     def call(iterator: Any, first: tf.Tensor, most: tf.Tensor, seconds: tf.Tensor) -> _Result:
-        def loss(number: tf.Tensor) -> tf.Tensor:
+        def take(done: tf.Tensor, diverged: tf.Tensor) -> _Result:
+            number = tf.cast(first + done, tf.int64)
             batch = {"step": number} if iterator is None else next(iterator)
+            losses = strategy.run(step, (batch,))["loss"]
             # All replicas return the same.
-            return strategy.experimental_local_results(strategy.run(step, (batch,))["loss"])[0]
+            loss = strategy.experimental_local_results(losses)[0]
+            return done + 1, _first_diverged(diverged, number, loss)
 
-        # A TPU's loop may run on another machine, which would be asked each time. Deterministic
-        # graphs have no clock.
-        if is_tpu(strategy) or is_op_determinism_enabled():
-            return _loop(loss, first, most)
         # A comparison on a GPU would wait for all its steps so far.
         with tf.device("CPU:0"):
-            start = tf.timestamp()
+            start = tf.timestamp() if timed else None
 
-        def has_time() -> tf.Tensor:
+        def is_next(done: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+            if start is None:
+                return done < most
             with tf.device("CPU:0"):
-                return tf.timestamp() - start < seconds
+                return (done < most) & ((tf.timestamp() - start < seconds) | (done < 1))
 
-        return _loop(loss, first, most, has_time)
+        return tf.while_loop(is_next, take, _START, parallel_iterations=1)
 
     return call
 
 
-def _loop(
-    loss_of: Callable[[tf.Tensor], tf.Tensor],
-    first: tf.Tensor,
-    most: tf.Tensor,
-    has_time: Callable[[], tf.Tensor] | None = None,
-) -> _Result:
-    """Takes steps, at least one.
+def _first_diverged(diverged: tf.Tensor, number: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
+    """Returns the first step whose loss is not finite, int64; -1: there is none.
 
     Args:
-      loss_of: takes the step of a number, int64, and returns its loss.
-      first: number of the first step, int32.
-      most: number of steps at most, int32.
-      has_time: whether another step may begin; None: it may.
-
-    Returns:
-      The number of steps, int32, and the first whose loss is not finite, int64; -1: there is none.
+      diverged: the same before this step.
+      number: of this step, int64.
+      loss: of this step.
     """
-
-    def take(done: tf.Tensor, diverged: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        number = tf.cast(first + done, tf.int64)
-        loss = loss_of(number)
-        fine = tf.math.is_finite(loss) | (diverged >= 0)
-        return done + 1, tf.where(fine, diverged, number)
-
-    def is_next(done: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
-        if has_time is None:
-            return done < most
-        with tf.device("CPU:0"):
-            return (done < most) & (has_time() | (done < 1))
-
-    # The counter is int32, which TensorFlow keeps in the host's memory: no step waits for a GPU to
-    # tell the host that the loop goes on.
-    start = (tf.constant(0), tf.constant(-1, tf.int64))
-    return tf.while_loop(is_next, take, start, parallel_iterations=1)
+    return tf.where(tf.math.is_finite(loss) | (diverged >= 0), diverged, number)

@@ -14,7 +14,7 @@ from imagenet_fast.data.steps import steps_per_epoch
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.models.custom import CustomModel, name_of
-from imagenet_fast.training.build.schedule import total_steps
+from imagenet_fast.training.schedule_steps import total_steps
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,12 @@
-"""Starts or resumes a run: its model, its folder, its last checkpoint and its first lines."""
+"""Starts or resumes a run: its model, folder, last checkpoint, loggers and first lines."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import say
@@ -15,6 +18,7 @@ from imagenet_fast.training.build.fusion_trials import load_fusion, save_fusion
 from imagenet_fast.training.build.model import build
 from imagenet_fast.training.build.schedule_change import change_of_schedule
 from imagenet_fast.training.checkpoints.checkpoint import Checkpoints
+from imagenet_fast.training.checkpoints.config_file import directory_of
 from imagenet_fast.training.checkpoints.model_dir import (
     CHECKPOINTS,
     check_model_dir,
@@ -22,11 +26,18 @@ from imagenet_fast.training.checkpoints.model_dir import (
     latest_checkpoint,
     lost_best,
 )
+from imagenet_fast.training.first_line import batch_norm_images, device_count, first_line_of
 from imagenet_fast.training.logs.clock import Clock
 from imagenet_fast.training.logs.evaluations import Evaluations
+from imagenet_fast.training.logs.keras_callbacks import KerasCallbacks
+from imagenet_fast.training.logs.logger import Logger
+from imagenet_fast.training.logs.metrics_file import JsonLines
+from imagenet_fast.training.logs.mlperf import MLPerfLog
+from imagenet_fast.training.logs.profiler import Profiler
+from imagenet_fast.training.logs.progress_bar import ProgressBar
+from imagenet_fast.training.logs.tensorboard import TensorBoard, tensorboard_folder
+from imagenet_fast.training.logs.trackers import RowLogger
 from imagenet_fast.training.run import Run
-from imagenet_fast.training.run_config import directory_of
-from imagenet_fast.training.run_summary import run_summary
 from imagenet_fast.training.step.classifier import Classifier
 
 
@@ -63,7 +74,7 @@ def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, str]:
     config, info = run.config, run.info
     _check_against_data(run)
     check_model_dir(config, info.labels)
-    change = change_of_schedule(config, run.steps_per_epoch)
+    change = change_of_schedule(run)
     replicas = run.strategy.num_replicas_in_sync
     auto_fusion = config.fusion == "auto" and replicas > 1
     fusion = load_fusion(run.strategy, config.model_dir) if auto_fusion else None
@@ -130,6 +141,55 @@ def restore(run: Run, checkpoints: Checkpoints, clock: Clock) -> Start:
     return Start(state["step"], last_step, evaluations, changed)
 
 
+def make_loggers(
+    run: Run,
+    model: Classifier,
+    start: Start,
+    board: TensorBoard | None,
+    callbacks: Sequence[keras.callbacks.Callback],
+    eval_every: int,
+) -> list[Logger]:
+    """Returns what follows a run from where it begins; most of it only in the chief.
+
+    Args:
+      run: the run.
+      model: of it.
+      start: where it begins.
+      board: TensorBoard's files; None: none.
+      callbacks: of the user; some also take rows.
+      eval_every: steps between evaluations.
+    """
+    config, (step, last_step, *_) = run.config, start
+    loggers: list[Logger] = [KerasCallbacks(callbacks, model, eval_every, last_step)]
+    if not run.chief:
+        return loggers
+    if step < last_step:
+        bar = ProgressBar(
+            step,
+            run.total_steps,
+            batch_size=config.batch_size,
+            devices=device_count(model),
+            classes=run.info.num_classes,
+        )
+        loggers += [JsonLines(config.model_dir, step), bar]
+        if board:
+            loggers.append(board)
+        if config.profile_steps:
+            folder = tensorboard_folder(config.model_dir, "train")
+            loggers.append(Profiler(folder, *config.profile_steps))
+    loggers += [callback for callback in callbacks if isinstance(callback, RowLogger)]
+    if config.mlperf_log:
+        loggers.append(
+            MLPerfLog(
+                run,
+                step=step,
+                batch_norm_examples=batch_norm_images(run),
+                last_step=last_step,
+            )
+        )
+    return loggers
+
+
 def say_what_begins(run: Run, model: Classifier, start: Start, schedule_change: str) -> None:
     """Prints a run's first line and, where it resumes, what is not as before.
 
@@ -149,7 +209,7 @@ def say_what_begins(run: Run, model: Classifier, start: Start, schedule_change: 
             "other images"
         )
     if trains:
-        say(run_summary(run, model, start.step))
+        say(first_line_of(run, model, start.step))
     else:
         early = start.evaluations.reason_to_stop(config)
         reason = f", {early}" if start.step < run.total_steps else ""

@@ -13,11 +13,11 @@ from imagenet_fast.base.outside import Count, check_types, read_json
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.data import bad_images
 from imagenet_fast.training.checkpoints.damaged import damaged_checkpoints
+from imagenet_fast.training.first_line import device_count, model_devices
 from imagenet_fast.training.logs.clock import Clock
 from imagenet_fast.training.logs.evaluations import Evaluations
 from imagenet_fast.training.logs.metrics_file import read_rows
 from imagenet_fast.training.run import Run
-from imagenet_fast.training.run_summary import device_count, model_devices
 from imagenet_fast.training.step.classifier import Classifier
 
 FILE = "summary.json"

@@ -23,12 +23,10 @@ from imagenet_fast.training.checkpoints.model_dir import (
     kept_step,
 )
 from imagenet_fast.training.compile_cache import CompileCache, cache_flags
-from imagenet_fast.training.evaluate import Evaluation
+from imagenet_fast.training.evaluate import Evaluator
 from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.finish import finish
 from imagenet_fast.training.logs.clock import Clock
-from imagenet_fast.training.logs.keras_callbacks import KerasCallbacks
-from imagenet_fast.training.logs.loggers import make_loggers
 from imagenet_fast.training.logs.recorder import Recorder
 from imagenet_fast.training.logs.tensorboard import TensorBoard
 from imagenet_fast.training.program import Program
@@ -39,8 +37,8 @@ from imagenet_fast.training.report.saved_images import (
     save_inputs,
 )
 from imagenet_fast.training.run import Run, make_run
-from imagenet_fast.training.run_summary import device_count
-from imagenet_fast.training.start import make_model, restore, say_what_begins
+from imagenet_fast.training.start import Start, make_loggers, make_model, restore, say_what_begins
+from imagenet_fast.training.step.classifier import Classifier
 
 
 def train(
@@ -79,21 +77,35 @@ def train(
     """
     if not config.model_dir:
         raise UserError("no directory for the results: give --model_dir")
-    explained = errors_explained("resumes from the last checkpoint", config.pipeline_servers)
-    with explained, cache_flags(config):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            errors_explained("resumes from the last checkpoint", config.pipeline_servers)
+        )
+        stack.enter_context(cache_flags(config))
         compile_cache = CompileCache(config)
         check_gpus_are_used(config)
         run = make_run(config, model)
         check_same_options(run.config, run.strategy)
-        training = _Training(run, model, compile_cache)
-        try:
-            with alone_in(config.model_dir) if run.chief else contextlib.nullcontext():
-                summary = training.train(callbacks)
-            if isinstance(model, keras.Model):
-                training.copy_weights_to(model)
-            return summary
-        finally:
-            training.close()
+        clock = Clock()
+        classifier, schedule_change = make_model(run, model)
+        stack.callback(compile_cache.save)
+        checkpoints = Checkpoints(classifier, run.config)
+        stack.callback(checkpoints.close)
+        if run.chief:
+            stack.enter_context(alone_in(config.model_dir))
+        start = restore(run, checkpoints, clock)
+        if run.chief:
+            say_what_begins(run, classifier, start, schedule_change)
+        board = TensorBoard(config.model_dir) if run.chief and config.tensorboard else None
+        if board:
+            stack.callback(board.close)
+        training = _Training(
+            run, classifier, clock, start, checkpoints, compile_cache, board, callbacks
+        )
+        summary = training.train()
+        if isinstance(model, keras.Model):
+            _copy_weights(config, classifier, model)
+        return summary
 
 
 class _Training:
@@ -101,74 +113,62 @@ class _Training:
 
     Args:
       run: the run.
-      custom: the user's own network; None: the one that the configuration names.
+      model: of it.
+      clock: of the run.
+      start: where this process begins.
+      checkpoints: of the model.
       compile_cache: gets what is compiled.
+      board: TensorBoard's files; None: there are none.
+      callbacks: of the user.
     """
 
-    def __init__(self, run: Run, custom: CustomModel | None, compile_cache: CompileCache) -> None:
+    def __init__(
+        self,
+        run: Run,
+        model: Classifier,
+        clock: Clock,
+        start: Start,
+        checkpoints: Checkpoints,
+        compile_cache: CompileCache,
+        board: TensorBoard | None,
+        callbacks: Sequence[keras.callbacks.Callback],
+    ) -> None:
         config = run.config
-        self.run, self.config, self.clock = run, config, Clock()
-        self.compile_cache = compile_cache
-        self.model, self.schedule_change = make_model(run, custom)
-        self.checkpoints = Checkpoints(self.model, config)
-        self.board = TensorBoard(config.model_dir) if run.chief and config.tensorboard else None
+        self.run, self.config, self.model, self.clock = run, config, model, clock
+        self.checkpoints, self.compile_cache, self.board = checkpoints, compile_cache, board
+        self.last_step = start.last_step
         self.log_every, self.eval_every, self.save_every = (
             max(1, run.steps(every))
             for every in (config.log_every, config.eval_every, config.checkpoint_every)
         )
         self.eval_every = min(self.eval_every, run.total_steps)
         self.size_changes = [run.steps(until) for _, until in config.sizes_until]
-
-    def train(self, callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, Any]:
-        """Trains from the last checkpoint to the end and returns the summary."""
-        run, config = self.run, self.config
-        start = restore(run, self.checkpoints, self.clock)
-        step, last_step, evaluations, _ = start
-        trains = step < last_step
-        if run.chief:
-            say_what_begins(run, self.model, start, self.schedule_change)
-        self.callbacks = KerasCallbacks(callbacks, self.model, self.eval_every, last_step)
-        self.loggers = make_loggers(
-            run,
-            self.callbacks,
-            self.board,
-            step=step,
-            last_step=last_step,
-            devices=device_count(self.model),
-            given=callbacks,
-        )
+        self.loggers = make_loggers(run, model, start, board, callbacks, self.eval_every)
         self.recorder = Recorder(
-            self.model,
-            self.clock,
-            self.loggers,
-            evaluations,
-            step=step,
-            steps_per_epoch=run.steps_per_epoch,
-            batch_size=config.batch_size,
-            max_bad_images=config.max_bad_images,
-            evaluated_examples=run.examples("validation"),
-            model_dir=config.model_dir,
+            run, model, clock, self.loggers, start.evaluations, step=start.step
         )
+
+    def train(self) -> dict[str, Any]:
+        """Trains to the end and returns the summary."""
+        run, config, first_step = self.run, self.config, self.recorder.step
+        trains = first_step < self.last_step
         try:
             for logger in self.loggers:
                 logger.before_images()
             if trains:
-                self._save_input_images(step)
+                self._save_input_images(first_step)
                 with run.strategy.scope():
-                    self._take_steps(last_step)
-            early = evaluations.reason_to_stop(config)
-            if not early and self.callbacks.stop:
-                early = "by a Keras callback"
-            reached = config.reaches_target(evaluations.last.get("top1"))
-            finished = self.recorder.step == run.total_steps
+                    self._take_steps()
+            step = self.recorder.step
+            reached = config.reaches_target(self.recorder.evaluations.last.get("top1"))
+            success = reached if config.stop_at_accuracy else step == run.total_steps
             for logger in self.loggers:
-                logger.finish(reached if config.stop_at_accuracy else finished)
+                logger.finish(success)
         finally:
             for logger in self.loggers:
                 if logger is not self.board:  # which gets the error analysis at the end
                     logger.close()
-        step = self.recorder.step
-        stopped = early if step < run.total_steps else ""
+        stopped = self._reason_to_stop() if step < run.total_steps else ""
         if run.chief and trains and stopped:
             say(f"the run ends at step {step} of {run.total_steps}, {stopped}")
         examines = config.examine and run.examples("validation") > 0
@@ -176,17 +176,17 @@ class _Training:
             run,
             self.model,
             self.clock,
-            self._evaluation if examines else None,
+            self._evaluator if examines else None,
             self.board,
             step=step,
             trained=trains,
             stopped=stopped,
         )
 
-    def _take_steps(self, last_step: int) -> None:
+    def _take_steps(self) -> None:
         """The training loop: steps, and between them rows of the log, evaluations, checkpoints."""
         recorder, clock, program = self.recorder, self.clock, None
-        step, epoch_ends, stops = recorder.step, True, False
+        step, last_step, epoch_ends, stops = recorder.step, self.last_step, True, False
         for logger in self.loggers:
             logger.before_training()
         while step < last_step and not stops:
@@ -201,13 +201,15 @@ class _Training:
                 logger.before_steps(step)
             if epoch_ends:  # here, because a callback may have evaluated the model
                 recorder.restart()
-            step, diverged = program.take(step, self._next_event(step, last_step))
+            step, diverged = program.take(step, self._next_event(step))
             if compiles:
                 self.compile_cache.save()
             for logger in self.loggers:
                 logger.after_steps(step)
             recorder.count(step, diverged, compiled=compiles)
-            epoch_ends = step % self.eval_every == 0 or step == last_step or self.callbacks.stop
+            epoch_ends = (
+                step % self.eval_every == 0 or step == last_step or self.model.stop_training
+            )
             saves = step % self.save_every == 0 or step == self.run.total_steps
             if epoch_ends or saves or step % self.log_every == 0 or step in self.size_changes:
                 recorder.read()
@@ -216,8 +218,7 @@ class _Training:
                 self._evaluate(step)
                 for logger in self.loggers:
                     logger.after_epoch()
-                early = recorder.evaluations.reason_to_stop(self.config)
-                stops = self.callbacks.stop or bool(early)
+                stops = bool(self._reason_to_stop())
             if saves or stops:
                 self._save(step)
         for logger in self.loggers:
@@ -231,30 +232,35 @@ class _Training:
         step_of = self.model.train_step
         return Program(self.model, step_of, self.config, batches, xla=self.config.xla)
 
-    def _next_event(self, step: int, last_step: int) -> int:
+    def _next_event(self, step: int) -> int:
         """Returns the step after which there is something to do for the host next."""
         every = [self.log_every, self.eval_every, self.save_every]
         if self.config.mlperf_log:
             every.append(self.run.steps_per_epoch)
-        once = [last_step, *self.size_changes]
+        once = [self.last_step, *self.size_changes]
         if self.config.profile_steps:
             first, last = self.config.profile_steps
             once += [first - 1, last]
         return min(*(step + n - step % n for n in every), *(at for at in once if at > step))
 
+    def _reason_to_stop(self) -> str:
+        """Returns why the run ends before its last step, as a clause; empty: it does not."""
+        early = self.recorder.evaluations.reason_to_stop(self.config)
+        return early or ("by a Keras callback" if self.model.stop_training else "")
+
     def _evaluate(self, step: int) -> None:
         """Evaluates the model on all validation images, if there are any, and keeps the best."""
         if self.run.examples("validation"):
-            metrics = self._evaluation.take(step, self.loggers)
+            metrics = self._evaluator.evaluate(step, self.loggers)
             self.recorder.evaluated(metrics)
             if self.config.keep_best and self.recorder.evaluations.best["step"] == step:
                 with self.clock.paused():
                     self.checkpoints.save_best(step, self._state())
 
     @functools.cached_property
-    def _evaluation(self) -> Evaluation:
+    def _evaluator(self) -> Evaluator:
         """Of the validation images, which there must be."""
-        return Evaluation(self.run, self.model, keeps_predictions=self.config.examine)
+        return Evaluator(self.run, self.model, keeps_predictions=self.config.examine)
 
     def _save(self, step: int) -> None:
         """Saves a checkpoint: after an evaluation of the same step, which it has then."""
@@ -283,22 +289,16 @@ class _Training:
         if not self.config.examine or self.config.synthetic:
             return
         if load_inputs(directory, run.info.num_classes) is None:
-            inputs = make_input_images(self.config, run.info, self.model.mixer, step)
+            inputs = make_input_images(run, self.model.mixer, step)
             save_inputs(directory, inputs, run.info.labels, step, self.board)
 
-    def copy_weights_to(self, model: keras.Model) -> None:
-        """Gives the user's model the weights that evaluation uses, the best ones with keep_best."""
-        if self.config.keep_best and kept_step(self.config.model_dir) is not None:
-            restore_weights(self.model, self.config.model_dir, "best")
-        with self.model.evaluated_weights():
-            weights = network_of(self.model).get_weights()
-        if not model.built:
-            model.build((None, *self.model.input_shape[1:]))
-        model.set_weights(weights)
 
-    def close(self) -> None:
-        """Closes TensorBoard's files, keeps compiled programs and removes temporary checkpoints."""
-        self.compile_cache.save()
-        if self.board:
-            self.board.close()
-        self.checkpoints.close()
+def _copy_weights(config: Config, trained: Classifier, model: keras.Model) -> None:
+    """Gives the user's model the weights that evaluation uses, the best ones with keep_best."""
+    if config.keep_best and kept_step(config.model_dir) is not None:
+        restore_weights(trained, config.model_dir, "best")
+    with trained.evaluated_weights():
+        weights = network_of(trained).get_weights()
+    if not model.built:
+        model.build((None, *trained.input_shape[1:]))
+    model.set_weights(weights)

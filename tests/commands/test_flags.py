@@ -152,6 +152,21 @@ def test_a_flagfile_after_a_flag_overrides_it_with_a_notice(flags, capsys):
 def test_option_of_another_command_is_unknown():
     with pytest.raises(UserError, match="no flag --batch_size"):
         CommandFlags("evaluate", ["seed"]).parse(["--batch_size=3"])
+    with pytest.raises(UserError, match="no flag --model"):
+        CommandFlags("evaluate", ["seed"]).parse(["--flagfile=digits"])
+
+
+def test_a_flagfiles_value_is_read_like_a_flags(flags):
+    flags.parse(["--flagfile=digits"])
+    assert flags["batch_size"] == 32
+    flags.parse(["--flagfile=digits", "--batch_size=64"])
+    assert flags["batch_size"] == 64
+
+
+def test_a_flag_before_a_flagfile_that_makes_it_ineffective_is_refused(flags):
+    flags.parse(["--decay_factor=0.5", "--flagfile=photos"])
+    with pytest.raises(UserError, match=r"decay_factor=0\.5 is for schedule=steps"):
+        Config().replace(**flags.changes())
 
 
 def test_positional_arguments(flags):

@@ -22,7 +22,7 @@ def smooth(seed, size):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """JPEGs, some of them grayscale, and PNGs, of different sizes, in two classes."""
+    """JPEGs, some of them greyscale, and PNGs, of different sizes, in two classes."""
     root = tmp_path_factory.mktemp("images") / "toy"
     for label, name in enumerate(("ant", "bee")):
         (root / name).mkdir(parents=True)

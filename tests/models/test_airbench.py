@@ -165,7 +165,7 @@ def test_equals_numpy(size, convs):
 
 
 def test_silu_equals_numpy():
-    model = airbench(94, width=4, group_activation="silu")
+    model = airbench(94, width=4, activation="silu")
     assert_same_step(model, functools.partial(reference, activation="silu"))
 
 
@@ -206,7 +206,7 @@ def test_layers_are_frozen_by_their_names():
     [
         (93, {}, r"no size 93; the sizes are \(94, 95, 96, '96_proxy'\)"),
         (94, {"input_shape": (8, 32, 3)}, "airbench94: images of 8 x 32.*at least 9 x 9"),
-        (94, {"group_activation": "swish"}, "no group_activation 'swish'.*use one of gelu, silu"),
+        (94, {"activation": "relu"}, "no activation 'relu'.*use one of gelu, silu"),
         (95, {"width": -2}, "airbench95: width=-2 is negative"),
     ],
 )

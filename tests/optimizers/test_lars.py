@@ -328,7 +328,7 @@ RUN = SMALL.replace(
     nesterov=False,
     warmup="0 epochs",
     lars_eeta=0.02,
-    lars_epsilon=1e-5,
+    optimizer_epsilon=1e-5,
 )
 
 

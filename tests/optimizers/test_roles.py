@@ -102,7 +102,7 @@ def test_resnet50_decays_all_but_the_scales_and_shifts_of_batch_norm():
     assert sum(sizes[B]) == 1_000
     assert sum(sizes[SCALE]) == sum(sizes[SHIFT]) == 26_560
 
-    optimizer = build_optimizer(config, model)
+    optimizer = build_optimizer(config, model, model.steps_per_epoch)
     decayed = [v for v, decay in zip(variables, optimizer.weight_decay_mask) if decay]
     assert sum(int(np.prod(v.shape)) for v in decayed) == 25_503_912
     assert optimizer.l2_weight_decay == 1e-4

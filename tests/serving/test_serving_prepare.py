@@ -1,5 +1,6 @@
 """Images prepared by Pillow and numpy are those that evaluation sees."""
 
+import inspect
 import io
 import json
 
@@ -11,7 +12,21 @@ from PIL import Image
 from imagenet_fast import Config, UserError
 from imagenet_fast.data.decode import evaluation_image
 from imagenet_fast.data.images import normalize_encoding
-from imagenet_fast.serving.prepare import prepare_image
+from imagenet_fast.data.pixel_options import PixelOptions
+from imagenet_fast.serving.prepare import ARGUMENTS, prepare_image
+
+# Options of pixels that it approximates, that the exported network applies, or of training alone.
+OTHERS = {
+    *("jpeg_dct", "jpeg_upsampling", "jpeg_scaling", "jpeg_index", "resize_kernel"),
+    *("pixel_mean", "pixel_std", "max_pixels"),
+    *("train_sizes", "train_until", "size_ramp", "size_ramp_at", "eval_image_size"),
+}
+
+
+def test_arguments_are_all_options_of_evaluation_s_pixels():
+    given = {*inspect.signature(prepare_image).parameters} - {"encoded", "as_in_shards"}
+    assert given == {*ARGUMENTS}
+    assert {*ARGUMENTS.values()} == {*PixelOptions.__annotations__} - OTHERS
 
 
 def encoded(width, height, form="PNG", mode="RGB", **options):

@@ -56,7 +56,7 @@ def build_small(config):
         model.steps_per_epoch = 10
         if config.ema_decay:
             model.weight_average = WeightAverage(model.weights, config.ema_decay)
-        model.compile(build_optimizer(config, model))
+        model.compile(build_optimizer(config, model, model.steps_per_epoch))
     return model
 
 

@@ -205,7 +205,7 @@ def test_images_and_batch_norm(name, momentum, whitening, smoothing, views):
 
 def test_what_only_the_speedrun_has():
     config = load("speedrun_cifar10")
-    assert (config.model, config.group_activation) == ("airbench94", "silu")
+    assert (config.model, config.activation) == ("airbench94", "silu")
     assert (config.brightness, config.contrast) == (0.1399, 0.1308)
     # Of the whole test set.
     assert (config.tta_fraction, config.eval_batch_size) == (0.25, 10_000)
@@ -230,8 +230,8 @@ def test_learning_rates_of_airbench96():
 def test_optimizer_of_airbench96():
     model = made("airbench96_cifar10")
     peak, decay = 9.0 / (1024 * (1 + 1 / (1 - 0.85))), 0.012 / (1 + 1 / (1 - 0.85))
-    for own, every in ((model, 1), (model.proxy.network, 4)):
-        optimizer = model.optimizer if own is model else model.proxy.optimizer
+    for own, every in ((model, 1), (model.selection.proxy.network, 4)):
+        optimizer = model.optimizer if own is model else model.selection.proxy.optimizer
         assert type(optimizer) is SGD
         assert (optimizer.momentum, optimizer.nesterov) == (0.85, True)
         assert not optimizer.rate_in_momentum
@@ -245,7 +245,7 @@ def test_optimizer_of_airbench96():
         schedule = optimizer.get_config()["learning_rate"]
         assert schedule["class_name"].endswith("EveryNthStep") == (every == 4)
     assert Role.BIAS in variable_roles(model)
-    assert Role.BIAS not in variable_roles(model.proxy.network)
+    assert Role.BIAS not in variable_roles(model.selection.proxy.network)
     assert (model.lookahead._every, model.lookahead._keep) == (5, 0.95**5)
 
 

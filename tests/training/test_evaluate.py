@@ -455,10 +455,10 @@ def test_data_with_classes_that_the_run_does_not_have(config, saved, tmp_path):
 def test_no_readable_image(config, saved, monkeypatch):
     """As where all are above max_pixels: an accuracy of 0 would be one of no images."""
     sums = dict.fromkeys(("loss", "top1", "top5", "examples"), 0.0)
-    found = SimpleNamespace(take=lambda: {**sums, "skipped": 359.0})
+    found = SimpleNamespace(evaluate=lambda: {**sums, "skipped": 359.0})
     monkeypatch.setattr(evaluation, "build_for_evaluation", lambda *_, **__: None)
     monkeypatch.setattr(evaluation, "restore_weights", lambda *_: "")
-    monkeypatch.setattr(evaluation, "Evaluation", lambda *_, **__: found)
+    monkeypatch.setattr(evaluation, "Evaluator", lambda *_, **__: found)
     with pytest.raises(UserError, match=r"none of the 359 validation images .* max_pixels is 9"):
         evaluate(config.replace(max_pixels=9))
 

@@ -18,6 +18,7 @@ from imagenet_fast.models.custom import build_custom, name_of, random_generators
 from imagenet_fast.training.checkpoints.checkpoint import restore_weights
 
 STEPS = 4
+RAW = {"pixel_mean": (0, 0, 0), "pixel_std": (1, 1, 1)}
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +265,7 @@ def test_adapted_statistics_are_those_of_the_weights(config):
     given = adapted(10, (8, 8, 3))
     images = np.random.default_rng(1).integers(0, 256, (4, 8, 8, 3), "uint8")
     floats = images.astype("float32")
-    model = build_model(config.replace(normalize_pixels=False), model=given)
+    model = build_model(config.replace(**RAW), model=given)
     np.testing.assert_allclose(model(images, training=False), given(floats), rtol=1e-4, atol=1e-4)
     # Other ones, as from a checkpoint.
     weights = [np.full_like(weight, 2) for weight in model.get_weights()]
@@ -296,7 +297,7 @@ def test_a_run_whose_model_has_no_name_needs_it_again(run):
 
 @pytest.mark.long
 def test_pixels_as_they_are(config, tmp_path):
-    config = config.replace(normalize_pixels=False, pixel_mean=(9.0, 9.0, 9.0))
+    config = config.replace(**RAW)
     model = build_model(config, model=Subclassed)
     pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), "uint8")
     expected = network_of(model)(pixels.astype("float32"))
@@ -387,7 +388,7 @@ def test_a_layer_for_pixels_in_0_to_255_gets_a_warning(config, capsys, scale):
     build_model(config, model=make)
     expected = "model scaling has a Rescaling layer for pixels in 0..255, but its input is norm"
     assert (expected in capsys.readouterr().err) == (scale < 0.01)
-    build_model(config.replace(normalize_pixels=False), model=make)
+    build_model(config.replace(**RAW), model=make)
     assert "Rescaling" not in capsys.readouterr().err
 
 
@@ -511,9 +512,9 @@ def test_integer_inputs_are_for_pixels(config):
         x = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(images))
         return keras.Model(images, keras.layers.Dense(num_classes)(x))
 
-    with pytest.raises(UserError, match=r"takes uint8, but .* --nonorm"):
+    with pytest.raises(UserError, match=r"takes uint8, but .* --pixel_mean"):
         build_model(config, model=make)
-    assert build_model(config.replace(normalize_pixels=False), model=make)
+    assert build_model(config.replace(**RAW), model=make)
 
 
 def test_names():

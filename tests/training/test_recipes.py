@@ -306,7 +306,7 @@ def test_weight_decay_of_mlperf_32k_is_that_of_both_terms():
         config.momentum,
         config.weight_decay,
         eeta=config.lars_eeta,
-        epsilon=config.lars_epsilon,
+        epsilon=config.optimizer_epsilon,
         nesterov=config.nesterov,
     )
     random = np.random.default_rng(0)
@@ -491,9 +491,11 @@ def test_one_statement_of_how_many_processes_a_tpu_slice_needs():
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_the_readme_has_all_recipes_with_their_batch_size_and_accuracy(path):
     link = re.escape(f"[{path.stem}](imagenet_fast/flags/{path.name})")
-    ((recipes, network, expected),) = re.findall(
+    rows = re.findall(
         rf"^\| (.*{link}.*?) \| (.+?) \| (.+?) \|", (ROOT / "README.md").read_text(), re.MULTILINE
     )
+    assert len(rows) == 1, f"rows of README's table with {path.name}: {len(rows)}"
+    recipes, network, expected = rows[0]
     batches = [int(number) for number in re.findall(r"\b\d+\b", network)]
     assert load(path.stem).batch_size in batches
     header = path.read_text().split("\n\n")[0]

@@ -24,7 +24,7 @@ from imagenet_fast.data.manifest import Manifest, Shard, Skipped, Split
 from imagenet_fast.data.prepare import journal as prepare_journal
 from imagenet_fast.data.prepare import plan as prepare_plan
 from imagenet_fast.data.prepare.sources import ListedFile, open_source
-from imagenet_fast.training import run_config
+from imagenet_fast.training.checkpoints import config_file
 
 _LABELS = ("cat", "dog", "grey wolf")
 _SHARD = "train-00000-of-00001"
@@ -166,8 +166,8 @@ def _configs(folder: pathlib.Path) -> list[bytes]:
 
 
 def _read_config(folder: pathlib.Path, data: bytes) -> None:
-    (folder / run_config.CONFIG_FILE).write_bytes(data)
-    run_config.read_config(str(folder))
+    (folder / config_file.CONFIG_FILE).write_bytes(data)
+    config_file.read_config(str(folder))
 
 
 def _metrics(folder: pathlib.Path) -> list[bytes]:

@@ -1,1 +1,1 @@
-"""Random crops, flips and colors of training images."""
+"""Random crops, flips and colours of training images."""

@@ -51,9 +51,10 @@ def draw_changes(identities: tf.Tensor, options: AugmentationOptions) -> Changes
         numbers = stateless_random.uniform(identities, "cutout", 2)
         places = options.image_size - options.cutout + 1
         changes["cut"] = tf.cast(numbers * places, tf.int32)
-    if options.rand_augment_layers:
+    if options.rand_augment:
+        layers, magnitude = options.rand_augment
         changes["operations"], changes["strengths"] = auto_augment.draw_rand_augment(
-            identities, options.rand_augment_layers, options.rand_augment_magnitude
+            identities, int(layers), magnitude
         )
     if options.trivial_augment:
         changes["operations"], changes["strengths"] = auto_augment.draw_trivial_augment(identities)

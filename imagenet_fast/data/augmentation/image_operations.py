@@ -135,7 +135,7 @@ def posterize(image: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
 
 
 def color(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Blends the grayscale image, at factor 0, with the image, at 1; 2 doubles the saturation."""
+    """Blends the greyscale image, at factor 0, with the image, at 1; 2 doubles the saturation."""
     return _blend(_greys(image), image, factor)
 
 
@@ -196,7 +196,7 @@ def _rows(image: tf.Tensor) -> tf.Tensor:
 
 
 def _greys(image: tf.Tensor) -> tf.Tensor:
-    """Returns the grayscale image, rounded as Pillow does, as float32 [height, width, 3]."""
+    """Returns the greyscale image, rounded as Pillow does, as float32 [height, width, 3]."""
     weights = tf.tile(tf.constant([[19595.0], [38470.0], [7471.0]]), [1, 3])
     weighted = tf.reshape(tf.cast(image, tf.float32), [-1, 3]) @ weights  # below 2**24, thus exact
     return tf.reshape(tf.floor((weighted + 2**15) / 2**16), tf.shape(image))

@@ -21,6 +21,10 @@ from imagenet_fast.data.pixel_options import PixelOptions
 _Options = TypeVar("_Options", bound="AugmentationOptions")
 
 
+def _are_layers(count: float, magnitude: float) -> bool:
+    return count >= 1 and count.is_integer() and 0 <= magnitude <= 10
+
+
 @dataclasses.dataclass(frozen=True)
 class AugmentationOptions(PixelOptions):
     """Random changes of training images."""
@@ -109,20 +113,15 @@ class AugmentationOptions(PixelOptions):
         group="data",
         check=NOT_NEGATIVE,
     )
-    rand_augment_layers: int = option(
-        0,
-        "number of random RandAugment operations for each training image (2 in the paper for "
-        "ResNet-50); 0: none",
+    rand_augment: tuple[float, ...] = option(
+        (),
+        "RandAugment: number of random operations for each training image and their magnitude, "
+        "from 0 to 10, the maximum of AutoAugment (2,9 in the paper for ResNet-50); empty: none",
         group="data",
-        check=NOT_NEGATIVE,
-    )
-    rand_augment_magnitude: float = option(
-        10.0,
-        "magnitude of RandAugment's operations, from 0 to 10, the maximum of AutoAugment (9 in "
-        "the paper for ResNet-50)",
-        group="data",
-        check=Check(lambda value: 0 <= value <= 10, "be in [0, 10]"),
-        only_if=OnlyIf("rand_augment_layers"),
+        check=Check(
+            lambda value: not value or (len(value) == 2 and _are_layers(*value)),
+            "be a positive number of operations and a magnitude in [0, 10], as 2,9",
+        ),
     )
     trivial_augment: bool = option(
         False,
@@ -161,8 +160,8 @@ class AugmentationOptions(PixelOptions):
 
     def _check_together(self) -> None:
         super()._check_together()
-        if self.trivial_augment and self.rand_augment_layers:
-            raise UserError("trivial_augment excludes rand_augment_layers: remove one of them")
+        if self.trivial_augment and self.rand_augment:
+            raise UserError("trivial_augment excludes rand_augment: remove one of them")
         for name, sizes in (
             ("image_size", (self.image_size,)),
             ("train_sizes", self.train_sizes),

@@ -239,7 +239,7 @@ def _formats(manifest: Manifest, rows: np.ndarray) -> str:
             ("JPEG", total - png),
             ("PNG", png),
             ("RGB", total - grey),
-            ("grayscale", grey),
+            ("greyscale", grey),
         )
         if number
     ]

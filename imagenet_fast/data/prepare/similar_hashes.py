@@ -12,8 +12,8 @@ import numpy as np
 
 # The largest number of bits in which the hashes of similar images differ.
 DISTANCE = 12
-# Hashes with fewer bits set are of images without structure, such as a single color, which all have
-# nearly the same hash.
+# Hashes with fewer bits set are of images without structure, such as a single colour, which all
+# have nearly the same hash.
 _MIN_BITS_SET = 16
 # With fewer parts, a part would have more than 32 bits.
 _MIN_PARTS = 8

@@ -70,7 +70,7 @@ def compare_resnet9(config: Config, *, warmup: int, repeats: int, steps: int = 5
         images, labels = _arrays(config)
     theirs = keras_model(config, model.labels)
     batches = keras_dataset(images, labels, len(model.labels), config)
-    normalize = PixelNormalization(*config.pixel_normalization, dtype=tf.float32)
+    normalize = PixelNormalization(config.pixel_mean, config.pixel_std, dtype=tf.float32)
     first = slice(config.batch_size)
     alone = network_gradients(
         network_of(theirs), normalize(images[first]), tf.constant(labels[first]), config.xla

@@ -50,7 +50,7 @@ def compare_steps(config: Config, *, warmup: int, repeats: int, steps: int = 1) 
     images, labels = _batch(config)
     theirs = keras_model(config)
     batches = tf.data.Dataset.from_tensors(
-        (PixelNormalization(*config.pixel_normalization)(images), labels)
+        (PixelNormalization(config.pixel_mean, config.pixel_std)(images), labels)
     )
     calls = (
         stepper(build_model(config), iter(distributed_dataset(config, "train")), steps),

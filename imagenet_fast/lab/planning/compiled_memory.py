@@ -48,7 +48,8 @@ def read_compiled_memory(
         failure, packages = values["failure"], values["packages"]
         compiler = "libtpu" if "libtpu" in packages else "jax-cuda12-pjrt"
         version = packages[compiler]
-        options = dict(options)
+        given = {"batch_size": config.batch_size, **options}
+        compiled_config = Config.from_json(json.dumps(given))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"compiled={file}: not a result of imagenet-fast compile --output_dir ({error})"
@@ -61,8 +62,8 @@ def read_compiled_memory(
     default = Config()
     differ = []
     for name in STEP_OPTIONS:
-        here, compiled = getattr(config, name), options.get(name)
-        if compiled is None:  # earlier versions wrote only some of the options
+        here, compiled = getattr(config, name), getattr(compiled_config, name)
+        if name not in given:  # earlier versions wrote only some of the options
             if name != "num_classes" and here != getattr(default, name):
                 differ.append(f"{name}, here {option_text(here)}, is not in it: compile again")
         elif compiled != here and (name != "num_classes" or (compiled and here)):

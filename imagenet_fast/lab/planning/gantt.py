@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 from imagenet_fast.base.plotting import FILE_STYLE, SENTINELS, svg
 from imagenet_fast.pipeline_parallel.simulation import Simulation
 
-# The color of each kind of interval.
+# The colour of each kind of interval.
 _COLORS = {"forward": "validation", "recompute": "rate", "backward": "train"}
 # The shortest interval with a label, as a fraction of the batch's time.
 _LABELED = 0.018

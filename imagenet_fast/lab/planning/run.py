@@ -39,7 +39,7 @@ from imagenet_fast.lab.planning.validation.published import (
     rows_of_chip,
     stack_for,
 )
-from imagenet_fast.training.build.schedule import total_steps
+from imagenet_fast.training.schedule_steps import total_steps
 
 _GIB = 2**30
 _GRADIENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}

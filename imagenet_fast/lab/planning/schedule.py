@@ -14,15 +14,10 @@ from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.steps import steps_per_epoch
 from imagenet_fast.optimizers.schedules import Schedule
-from imagenet_fast.training.build.schedule import (
-    build_schedule,
-    decay_boundaries,
-    total_steps,
-    warmup_steps,
-    warn_of_short_run,
-)
+from imagenet_fast.training.build.schedule import build_schedule, warn_of_short_run
 from imagenet_fast.training.logs.metrics_file import Row
 from imagenet_fast.training.report.charts import LEARNING_RATE
+from imagenet_fast.training.schedule_steps import decay_boundaries, total_steps, warmup_steps
 
 # Rows of the CSV file and points of the plot.
 _MAX_ROWS = 2000

@@ -33,9 +33,8 @@ from imagenet_fast.pipeline_parallel.simulation import BlockCost
 from imagenet_fast.pipeline_parallel.subgraph import operations_behind
 from imagenet_fast.training.build.model import build_classifier
 from imagenet_fast.training.build.optimizer import filters_of
-from imagenet_fast.training.build.selection import build_proxy_network
+from imagenet_fast.training.build.selection import build_proxy_network, selected_images
 from imagenet_fast.training.step.classifier import Classifier
-from imagenet_fast.training.step.micro_batches import rounded_part
 
 _POOLS = ("MaxPool", "AvgPool", "MaxPoolGrad", "AvgPoolGrad")
 _WEIGHTS = ("ReadVariableOp", "Const")
@@ -62,7 +61,7 @@ def count_step(config: Config, images: int, micro_batches: int, slots: float) ->
       UserError: if the model's options cannot be used.
     """
     whole = images * micro_batches
-    trained = rounded_part(whole, config.select_by_loss) // micro_batches
+    trained = selected_images(config, whole) // micro_batches
     model = _model(config, trained)
     operations, forward = _operations(model, config, trained)
     layers = {layer.name: layer for layer in _leaves(model)}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from imagenet_fast.lab.xla_compile.lower import LoweredStep
 from imagenet_fast.lab.xla_compile.module import Instruction, Module
 from imagenet_fast.optimizers.options import OptimizerOptions
-from imagenet_fast.training.step.micro_batches import rounded_part
+from imagenet_fast.training.build.selection import selected_images
 
 # Names that a message lists before it counts the rest.
 _NAMED = 3
@@ -96,7 +96,7 @@ def _inputs(
 
 def _images_of_losses(options: OptimizerOptions, images: int) -> list[int]:
     """Returns the numbers of images in losses: a micro-batch, and those that are selected from."""
-    trained = rounded_part(images, options.select_by_loss)
+    trained = selected_images(options, images)
     return [trained // options.accumulation_steps, *([images] if trained < images else [])]
 
 

@@ -75,14 +75,13 @@ def lower_step(model: Classifier, batch: int, image_size: int) -> LoweredStep:
 
 def variables_of(model: Classifier) -> list[tf.Variable]:
     """Returns the variables of a training step, in an order that depends only on the options."""
-    proxy = model.proxy
     shadows = [copy for copy in (model.weight_average, model.lookahead) if copy is not None]
     return [
         *model.variables,
         *model.optimizer.variables(),  # a method of some of Keras' optimizers
         *(variable for shadow in shadows for variable in shadow.averages),
         model.metric_sums.variable,
-        *([*proxy.network.variables, *proxy.optimizer.variables()] if proxy else []),
+        *model.selection.variables,
     ]
 
 

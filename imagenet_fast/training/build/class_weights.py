@@ -10,17 +10,15 @@ from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.optimizers.options import UpdateOptions
 
 
-def make_class_weights(
-    options: UpdateOptions, info: DatasetInfo, model_dir: str = ""
-) -> np.ndarray | None:
+def make_class_weights(options: UpdateOptions, info: DatasetInfo) -> np.ndarray | None:
     """Returns the weight of each class, float64 [classes]; None: all are 1.
 
     ``balanced`` weights are images / (classes * images of the class), as scikit-learn's.
 
     Args:
-      options: gives ``class_weights``.
+      options: give ``class_weights``, and the ``model_dir`` of a run that may resume without the
+        file of its weights.
       info: the data set.
-      model_dir: of a run that may resume without the file of its weights.
 
     Raises:
       UserError: if the data has no manifest, or a file cannot be used.
@@ -28,7 +26,9 @@ def make_class_weights(
     if not options.class_weights:
         return None
     if options.class_weights != BALANCED:
-        return read_class_values("class_weights", options.class_weights, info.labels, model_dir)
+        return read_class_values(
+            "class_weights", options.class_weights, info.labels, options.model_dir
+        )
     counts = np.array(info.splits["train"].class_counts, np.float64)
     if not counts.size:
         raise UserError(

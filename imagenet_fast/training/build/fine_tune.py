@@ -21,9 +21,9 @@ from imagenet_fast.models.keras_applications import load_keras_applications_weig
 from imagenet_fast.models.options import is_custom
 from imagenet_fast.training.build.saved_model import read_saved_model
 from imagenet_fast.training.checkpoints.checkpoint import restore_weights
+from imagenet_fast.training.checkpoints.config_file import CONFIG_FILE, stored_config
 from imagenet_fast.training.checkpoints.model_dir import checkpoint_of, read_labels
 from imagenet_fast.training.checkpoints.sizes import no_larger_than
-from imagenet_fast.training.run_config import CONFIG_FILE, stored_config
 from imagenet_fast.training.step.classifier import Classifier
 
 # Weights by layer name and weight name.
@@ -34,7 +34,7 @@ _KERAS_MEAN = (123.68, 116.779, 103.939)
 # Options of networks that change neither the number nor the shapes of weights.
 _UNSEEN_IN_WEIGHTS = (
     *("blur_pool", "padding", "stride_on_1x1", "pool_order", "activation", "celu_alpha"),
-    *("group_activation", "logits_scale"),
+    "logits_scale",
 )
 # Bytes of a head for many classes, which a network for others does not have.
 _MOST_BEYOND_NETWORK = 2**30
@@ -203,13 +203,12 @@ def _set_from_keras(network: keras.Model, options: DataOptions, path: Path) -> N
 
     They expect channels in the order blue, green, red, not divided by a standard deviation.
     """
-    mean, std = options.pixel_normalization
-    if not np.allclose(mean, _KERAS_MEAN, rtol=0, atol=1e-3):
+    if not np.allclose(options.pixel_mean, _KERAS_MEAN, rtol=0, atol=1e-3):
         raise UserError(
             "the weights of Keras applications were trained with another pixel mean: give "
             f"--pixel_mean={','.join(map(str, _KERAS_MEAN))}"
         )
     load_keras_applications_weights(network, path, include_top=False)
     kernel = next(layer for layer in network.layers if layer.weights).weights[0]
-    value = kernel.numpy()[:, :, ::-1] * np.reshape(std, [3, 1])
+    value = kernel.numpy()[:, :, ::-1] * np.reshape(options.pixel_std, [3, 1])
     assign_everywhere([kernel], [value])

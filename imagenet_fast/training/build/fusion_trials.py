@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TypedDict
 
+import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.durations import milliseconds
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import write_file
+from imagenet_fast.base.notices import say
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.outside import MAX_JSON, Count, parse_json, read_bounded
 from imagenet_fast.base.paths import to_path
@@ -24,10 +24,8 @@ from imagenet_fast.distribute.tpu import compiles_all_reduces
 from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.training.step.classifier import Classifier
 
-FILE = "fusion.json"
+_FILE = "fusion.json"
 _WARMUP, _REPEATS = 1, 5
-
-Segments = tuple[int, ...]
 
 
 class _Chosen(TypedDict):
@@ -62,27 +60,21 @@ def choose_fusion(
             "imagenet-fast plan --accelerator suggests fusion_segments"
         )
     variables = model.trainable_variables
-    order = creation_order(variables)
-    candidates = fusion_candidates(
-        model.name,
-        fusion_bytes,
-        [variables[i].shape for i in order],
-        [variables[i].dtype for i in order],
-    )
-    seconds = [0.0]
-    if len(candidates) > 1:
-        steps = [
-            _step(model, make(Fusion(0, segments), f"fusion_{number}"), shape)
-            for number, segments in enumerate(candidates)
-        ]
-        with model.preserved_state():
-            seconds = _median_seconds(steps)
-    fastest = min(zip(seconds, candidates))[1]
+    ordered = [variables[i] for i in creation_order(variables)]
+    shapes, dtypes = [own.shape for own in ordered], [own.dtype for own in ordered]
+    candidates = fusion_candidates(model.name, fusion_bytes, shapes, dtypes)
+    steps = [
+        _step(model, make(Fusion(0, segments), f"fusion_{number}"), shape)
+        for number, segments in enumerate(candidates)
+    ]
+    with model.preserved_state():
+        seconds = _median_seconds(steps)
     # Timings differ between workers: the chief decides.
-    segments = tuple(json.loads(text_of_chief(strategy, json.dumps(fastest))))
+    fastest = json.dumps(min(zip(seconds, candidates))[1])
+    segments = tuple(json.loads(text_of_chief(strategy, fastest)))
     if is_chief(strategy):
-        print(_report(dict(zip(candidates, seconds)), segments), file=sys.stderr, flush=True)
-    return Fusion(bytes=0, segments=segments)
+        say(_report(dict(zip(candidates, seconds)), segments))
+    return Fusion(0, segments)
 
 
 def _step(
@@ -110,45 +102,26 @@ def _step(
 
 def _median_seconds(steps: Sequence[Callable[[], None]]) -> list[float]:
     """Times functions in turns, so that a busy moment of the machine affects all of them."""
-    times: list[list[float]] = [[] for _ in steps]
-    for _ in range(_WARMUP + _REPEATS):
-        for step, its_times in zip(steps, times):
+    times = np.empty([_WARMUP + _REPEATS, len(steps)])
+    for turn in times:
+        for number, step in enumerate(steps):
             start = time.perf_counter()
             step()
-            its_times.append(time.perf_counter() - start)
-    return [statistics.median(its_times[_WARMUP:]) for its_times in times]
+            turn[number] = time.perf_counter() - start
+    return np.median(times[_WARMUP:], axis=0).tolist()
 
 
-def _report(seconds: dict[Segments, float], chosen: Segments) -> str:
+def _report(seconds: dict[tuple[int, ...], float], chosen: tuple[int, ...]) -> str:
     """Returns a line with the chosen segments and each candidate's time."""
-    if len(seconds) == 1:
-        return f"fusion=auto: {_all_reduces(chosen)}, the only candidate"
-    flag = f" (--fusion_segments={option_text(chosen)})" if chosen else ""
-    others = "".join(
-        f"; {_all_reduces(segments)}, {milliseconds(time_taken)}"
-        for segments, time_taken in seconds.items()
-        if segments != chosen
-    )
-    return (
-        f"fusion=auto: {_all_reduces(chosen)}{flag}, {milliseconds(seconds[chosen])} a step "
-        f"before the update{others}"
-    )
-
-
-def _all_reduces(segments: Segments) -> str:
-    return f"{len(segments) + 1} all-reduce{'s' * bool(segments)}"
+    times = ", ".join(f"{len(own) + 1} in {milliseconds(seconds[own])}" for own in seconds)
+    flag = f"--fusion_segments={option_text(chosen)}" if chosen else "--fusion_bytes=0"
+    return f"fusion=auto chose {flag}; all-reduces, and time before the update: {times}"
 
 
 def save_fusion(fusion: Fusion, replicas: int, model_dir: str) -> None:
-    """Writes the chosen segments to ``fusion.json``, from which a resumed run reads them.
-
-    Args:
-      fusion: the chosen segments.
-      replicas: for how many replicas.
-      model_dir: the run's directory.
-    """
+    """Writes the segments chosen for a number of replicas, which a resumed run reads."""
     values = {"replicas": replicas, "fusion_segments": fusion.segments}
-    write_file(to_path(model_dir, FILE), json.dumps(values, indent=2) + "\n")
+    write_file(to_path(model_dir, _FILE), json.dumps(values, indent=2) + "\n")
 
 
 def load_fusion(strategy: tf.distribute.Strategy, model_dir: str) -> Fusion | None:
@@ -156,12 +129,8 @@ def load_fusion(strategy: tf.distribute.Strategy, model_dir: str) -> Fusion | No
 
     Other segments would add gradients in another order and round differently, so a resumed run must
     not choose again. All workers must call it; the chief's file counts.
-
-    Args:
-      strategy: of the run.
-      model_dir: the run's directory.
     """
-    file = to_path(model_dir, FILE)
+    file = to_path(model_dir, _FILE)
     exists = file.exists()
     text = text_of_chief(strategy, read_bounded(file, MAX_JSON).decode() if exists else "")
     if not text:

@@ -43,12 +43,11 @@ from imagenet_fast.training.build.network import (
 )
 from imagenet_fast.training.build.optimizer import build_optimizer
 from imagenet_fast.training.build.schedule import build_schedule, warn_of_short_run
-from imagenet_fast.training.build.selection import build_proxy, check_selection
+from imagenet_fast.training.build.selection import build_selection, check_selection, selected_images
 from imagenet_fast.training.build.whitening import whiten
 from imagenet_fast.training.run import Run, make_run
 from imagenet_fast.training.step.classifier import Classifier
 from imagenet_fast.training.step.losses import start_at_equal_probabilities
-from imagenet_fast.training.step.micro_batches import rounded_part
 from imagenet_fast.training.step.mix import Mixer
 
 _MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -112,7 +111,7 @@ def build(
     _warn_of_initial_weights(run)
     per_replica_batch_size(config, strategy)
     _check_loss_scaling(config, strategy)
-    check_selection(config, strategy)
+    check_selection(run)
     classifier = _build_without_optimizer(config, info.labels, strategy, custom)
     if not classifier.trainable_variables:
         raise UserError(
@@ -124,7 +123,7 @@ def build(
     with classifier.distribute_strategy.scope():
         if classifier.mixer is not None:
             _check_mixer(config)
-        classifier.class_weights = make_class_weights(config, info, config.model_dir)
+        classifier.class_weights = make_class_weights(config, info)
         classifier.steps_per_epoch = run.steps_per_epoch
         classifier.epochs = max(1, round(run.total_steps / run.steps_per_epoch))
         classifier.total_steps = run.total_steps
@@ -135,19 +134,19 @@ def build(
                 config.lookahead_every,
                 run.total_steps,
             )
-        classifier.compile(optimizer=build_optimizer(config, classifier))
-        if config.proxy_model:
-            classifier.proxy = build_proxy(run)
+        classifier.compile(optimizer=build_optimizer(config, classifier, run.steps_per_epoch))
+        classifier.selection = build_selection(run)
         if config.fusion == "auto" and fusion is None:
             fusion = _timed_fusion(config, classifier)
         classifier.all_reduce = build_all_reduce(config, classifier.pipeline, fusion)
         classifier.all_reduce.fusion.check(len(classifier.trainable_variables))
     # Reading images takes longest: all other errors come before.
     if not config.initial_weights and not restored:
-        whiten(network_of(classifier), config, info, config.whitening_images)
+        whiten(network_of(classifier), run)
         classifier.restart_shadow_weights()
-    if classifier.proxy is not None and not restored:
-        whiten(network_of(classifier.proxy.network), config, info, config.whitening_images)
+    proxy = classifier.selection.proxy
+    if proxy is not None and not restored:
+        whiten(network_of(proxy.network), run)
     if config.data_on_device:
         classifier.training_images = make_images_on_device(config, "train")
     _load_validation_images(classifier, config, info)
@@ -272,7 +271,7 @@ def build_classifier(
         if config.freeze_through:
             freeze(network, config.freeze_through)
         pixels = keras.Input(shape, dtype="uint8", name="pixels")
-        normalize = PixelNormalization(*config.pixel_normalization, name="normalize")
+        normalize = PixelNormalization(config.pixel_mean, config.pixel_std, name="normalize")
         logits = network(normalize(pixels))
         if logits.dtype != tf.float32:  # of a network of the user
             logits = keras.layers.Activation("linear", dtype="float32", name="float32")(logits)
@@ -281,7 +280,6 @@ def build_classifier(
             logits,
             loss=config.loss,
             label_smoothing=config.label_smoothing,
-            select_by_loss=config.select_by_loss,
             mixer=_mixer(config),
             accumulation_steps=config.accumulation_steps,
             pipeline=pipeline,
@@ -353,7 +351,7 @@ def _mixer(options: DataOptions) -> Mixer | None:
 
 def _check_mixer(options: UpdateOptions) -> None:
     images = per_replica_batch_size(options, tf.distribute.get_strategy())
-    if rounded_part(images, options.select_by_loss) == options.accumulation_steps:
+    if selected_images(options, images) == options.accumulation_steps:
         raise UserError(
             "mixup_alpha and cutmix_alpha mix the images of a replica's micro-batch, which here is "
             "a single image; raise batch_size or lower accumulation_steps"

@@ -25,6 +25,8 @@ from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.placement import available_devices, stage_devices
 
+_FOR_BYTES = "give --pixel_mean=0,0,0 --pixel_std=1,1,1"
+
 
 @contextlib.contextmanager
 def precision_policy(policy: str) -> Iterator[None]:
@@ -143,15 +145,15 @@ def _build_custom(
         )
     network = build_custom(config.model, custom, classes, shape)
     inputs = network.inputs if network._is_graph_network else []
-    if config.normalize_pixels and any(tensor.dtype.is_integer for tensor in inputs):
+    if config.normalizes_pixels and any(tensor.dtype.is_integer for tensor in inputs):
         raise UserError(
             f"model {network.name} takes {inputs[0].dtype.name}, but its input is normalized "
-            "pixels: give --nonormalize_pixels, for pixels in 0..255, or let it take floats"
+            f"pixels: {_FOR_BYTES}, for pixels in 0..255, or let it take floats"
         )
-    if config.normalize_pixels and expects_bytes(network):
+    if config.normalizes_pixels and expects_bytes(network):
         warn_once(
             f"model {network.name} has a Rescaling layer for pixels in 0..255, but its input is "
-            "normalized pixels: give --nonormalize_pixels, or leave out the layer"
+            f"normalized pixels: {_FOR_BYTES}, or leave out the layer"
         )
     return network
 

@@ -20,7 +20,8 @@ from imagenet_fast.optimizers.by_name import OPTIMIZERS, make_optimizer
 from imagenet_fast.optimizers.loss_scale import with_loss_scale
 from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.optimizers.schedules import EveryNthStep
-from imagenet_fast.training.build.schedule import build_schedule, total_steps
+from imagenet_fast.training.build.schedule import build_schedule
+from imagenet_fast.training.schedule_steps import total_steps
 
 # Google's TPU code warns below this, too.
 _LEAST_LARS_BATCH = 2000
@@ -35,7 +36,7 @@ _DECAYED_ROLES = {
 def build_optimizer(
     options: UpdateOptions,
     model: keras.Model,
-    steps_per_epoch: int | None = None,
+    steps_per_epoch: int,
     *,
     every: int = 1,
 ) -> keras.optimizers.Optimizer:
@@ -46,15 +47,13 @@ def build_optimizer(
     Args:
       options: of the run.
       model: from pixels to logits, with the network as a layer.
-      steps_per_epoch: weight updates in an epoch; None: the model's ``steps_per_epoch``.
+      steps_per_epoch: weight updates in an epoch.
       every: steps of the run for each update of this model.
 
     Raises:
       UserError: if there is no such optimizer, or the schedule does not fit the run.
     """
-    optimizer = _unscaled_optimizer(
-        options, model, steps_per_epoch or model.steps_per_epoch, every=every
-    )
+    optimizer = _unscaled_optimizer(options, model, steps_per_epoch, every)
     if options.precision != "mixed_float16":
         return optimizer
     return with_loss_scale(optimizer, options.loss_scale)
@@ -98,7 +97,7 @@ def _unscaled_optimizer(
         return LARS(
             schedule,
             eeta=options.lars_eeta,
-            epsilon=options.lars_epsilon,
+            epsilon=options.optimizer_epsilon,
             rate_in_momentum=options.rate_in_momentum != "no",
             trust_mask=[role is Role.WEIGHT for role in roles],
             **shared,

@@ -16,13 +16,19 @@ from imagenet_fast.optimizers import (
 )
 from imagenet_fast.optimizers.options import ScheduleOptions
 from imagenet_fast.optimizers.schedules import Schedule
+from imagenet_fast.training.schedule_steps import (
+    decay_boundaries,
+    decay_steps,
+    total_steps,
+    warmup_steps,
+)
 
 
 def build_schedule(options: ScheduleOptions, steps_per_epoch: int) -> Schedule:
     """Returns the learning-rate schedule by step.
 
     Step decay, and warmup from the reference learning rate: Goyal et al. 2017. Polynomial and
-    cosine decay last :func:`decay_steps`.
+    cosine decay last :func:`~imagenet_fast.training.schedule_steps.decay_steps`.
 
     ``piecewise_linear`` counts steps from 1, as Page does: no update is lost to a first knot of 0,
     and the update that ends epoch 5 has the learning rate of a knot there.
@@ -48,43 +54,6 @@ def build_schedule(options: ScheduleOptions, steps_per_epoch: int) -> Schedule:
     return GradualWarmup(schedule, first, warmup)
 
 
-def total_steps(options: ScheduleOptions, steps_per_epoch: int) -> int:
-    """Returns the weight updates of a run.
-
-    Raises:
-      UserError: if there are none.
-    """
-    total = options.duration.steps(steps_per_epoch, options.batch_size)
-    if not total:
-        raise UserError(
-            f"duration {options.duration} is less than one step of {options.batch_size} images"
-        )
-    return total
-
-
-def warmup_steps(options: ScheduleOptions, steps_per_epoch: int) -> float:
-    """Returns the length of the warmup in weight updates; 0: there is none.
-
-    A number of examples is not rounded: Google's recipes warm up for 14 epochs of 1,281,167
-    images, 547.37 updates of 32,768.
-    """
-    # The knots of piecewise_linear include any warmup.
-    if options.schedule == "piecewise_linear" or options.warmup_first_rate is None:
-        return 0
-    if options.warmup.unit == "examples":
-        return options.warmup.exact_steps(steps_per_epoch, options.batch_size)
-    return options.warmup.steps(steps_per_epoch, options.batch_size)
-
-
-def decay_boundaries(options: ScheduleOptions, steps_per_epoch: int) -> list[int]:
-    """Returns the steps at which ``schedule=steps`` multiplies the learning rate."""
-    every = options.decay_every.exact_steps(steps_per_epoch, options.batch_size)
-    if not every:
-        return [at.steps(steps_per_epoch, options.batch_size) for at in options.decay_at]
-    total = total_steps(options, steps_per_epoch)
-    return [round(number * every) for number in range(1, math.ceil(total / every))]
-
-
 def warn_of_short_run(options: ScheduleOptions, steps_per_epoch: int) -> None:
     """Warns of a warmup that takes most of the run, and of decays after its end."""
     total = total_steps(options, steps_per_epoch)
@@ -103,17 +72,6 @@ def warn_of_short_run(options: ScheduleOptions, steps_per_epoch: int) -> None:
             f"{late} of {len(decays)} decays of the learning rate come after the end of the run: "
             f"decay_at is {option_text(options.decay_at)}, duration {options.duration}"
         )
-
-
-def decay_steps(options: ScheduleOptions, steps_per_epoch: int) -> int:
-    """Returns the steps that polynomial and cosine decay take to the end learning rate.
-
-    After a warmup one step more than the run has left, as in Google's and MLPerf's reference code;
-    without a warmup the whole run, as in You et al. 2017.
-    """
-    total = total_steps(options, steps_per_epoch)
-    warmup = warmup_steps(options, steps_per_epoch)
-    return total - math.floor(warmup) + 1 if warmup else total
 
 
 def _after_warmup(

@@ -11,23 +11,24 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.option import option_text
 from imagenet_fast.config import Config
 from imagenet_fast.optimizers.muon import resets_of_norm
-from imagenet_fast.training.build.schedule import build_schedule, total_steps
+from imagenet_fast.training.build.schedule import build_schedule
+from imagenet_fast.training.checkpoints.config_file import directory_of, stored_config
 from imagenet_fast.training.checkpoints.model_dir import (
     CHECKPOINTS,
     SCHEDULE_OPTIONS,
     checkpoint_steps,
 )
-from imagenet_fast.training.run_config import directory_of, stored_config
+from imagenet_fast.training.run import Run
+from imagenet_fast.training.schedule_steps import total_steps
 
 
-def change_of_schedule(config: Config, steps_per_epoch: int) -> str:
+def change_of_schedule(run: Run) -> str:
     """Checks that the steps of the run in ``model_dir`` would be the same with another schedule.
 
     The resumed run is then the run that would have started with that schedule.
 
     Args:
-      config: gives ``model_dir`` and the schedule.
-      steps_per_epoch: weight updates in an epoch.
+      run: gives ``model_dir`` and the schedule.
 
     Returns:
       The change, to complete "resumes ..."; empty: there is no run, or its schedule is the same.
@@ -35,6 +36,7 @@ def change_of_schedule(config: Config, steps_per_epoch: int) -> str:
     Raises:
       UserError: if they would not, or if the schedule leaves nothing to train.
     """
+    config = run.config
     steps = checkpoint_steps(directory_of(config.model_dir) / CHECKPOINTS)
     if not steps:
         return ""
@@ -42,7 +44,7 @@ def change_of_schedule(config: Config, steps_per_epoch: int) -> str:
     names = [name for name in config.differences(earlier) if name in SCHEDULE_OPTIONS]
     if not names:
         return ""
-    directory, total = config.model_dir, total_steps(config, steps_per_epoch)
+    directory, total = config.model_dir, run.total_steps
     change = ", ".join(
         f"{name}={option_text(getattr(config, name))!r} instead of "
         f"{option_text(getattr(earlier, name))!r}"
@@ -57,8 +59,8 @@ def change_of_schedule(config: Config, steps_per_epoch: int) -> str:
             f"{directory} holds a run of {step} steps, more than the {total} of "
             f"duration={str(config.duration)!r}; choose another --model_dir"
         )
-    rates = _learning_rates(config, steps_per_epoch, total)
-    before = _learning_rates(earlier, steps_per_epoch, step)
+    rates = _learning_rates(config, run.steps_per_epoch, total)
+    before = _learning_rates(earlier, run.steps_per_epoch, step)
     different = np.flatnonzero(rates[:step] != before)
     if len(different):
         first = different[0]
@@ -67,7 +69,7 @@ def change_of_schedule(config: Config, steps_per_epoch: int) -> str:
             f"of step {first + 1} would have been {rates[first]:.7g}, but was {before[first]:.7g}; "
             f"{new_run}"
         )
-    if reason := _other_difference(config, earlier, steps_per_epoch, step):
+    if reason := _other_difference(run, earlier, step):
         raise UserError(f"the run in {directory} cannot resume with {change}: {reason}; {new_run}")
     left = rates[step:]
     if len(left) and not left.any():
@@ -80,16 +82,16 @@ def change_of_schedule(config: Config, steps_per_epoch: int) -> str:
     return f"from step {step} with {change}{lasting}{ending}"
 
 
-def _other_difference(config: Config, earlier: Config, steps_per_epoch: int, step: int) -> str:
+def _other_difference(run: Run, earlier: Config, step: int) -> str:
     """Returns what the schedule changes in the first steps besides learning rates; empty: nothing.
 
     Args:
-      config: has the new schedule.
-      earlier: has the run's, with the same learning rates in these steps.
-      steps_per_epoch: weight updates in an epoch.
+      run: has the new schedule.
+      earlier: has the one so far, with the same learning rates in these steps.
       step: number of steps.
     """
-    total, before = (total_steps(each, steps_per_epoch) for each in (config, earlier))
+    config, total = run.config, run.total_steps
+    before = total_steps(earlier, run.steps_per_epoch)
     if config.lookahead_every and total != before:
         return "the steps of lookahead depend on the duration"
     for every in {1, config.proxy_every}:
@@ -105,7 +107,7 @@ def _other_difference(config: Config, earlier: Config, steps_per_epoch: int, ste
     ):
         return "decoupled_weight_decay depends on the scaled learning rate"
     until, until_before = (
-        each.whitening_bias_until.steps(steps_per_epoch, each.batch_size)
+        each.whitening_bias_until.steps(run.steps_per_epoch, each.batch_size)
         for each in (config, earlier)
     )
     if until != until_before:

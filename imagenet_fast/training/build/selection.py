@@ -10,26 +10,28 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.strategy import per_replica_batch_size
 from imagenet_fast.layers import PixelNormalization
+from imagenet_fast.optimizers.options import OptimizerOptions
 from imagenet_fast.training.build.network import precision_policy
 from imagenet_fast.training.build.optimizer import build_optimizer
 from imagenet_fast.training.run import Run
 from imagenet_fast.training.step.losses import start_at_equal_probabilities
 from imagenet_fast.training.step.micro_batches import rounded_part
-from imagenet_fast.training.step.selection import Proxy
+from imagenet_fast.training.step.selection import Proxy, Selection
 
 _MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
-def check_selection(config: Config, strategy: tf.distribute.Strategy) -> None:
+def check_selection(run: Run) -> None:
     """Checks that a run can select images by their loss as configured.
 
     Raises:
       UserError: if it cannot.
     """
+    config, strategy = run.config, run.strategy
     if config.select_by_loss == 1:
         return
     images = per_replica_batch_size(config, strategy)
-    selected = rounded_part(images, config.select_by_loss)
+    selected = selected_images(config, images)
     if selected % config.accumulation_steps:
         raise UserError(
             f"select_by_loss={config.select_by_loss:g} selects {selected} of a replica's {images} "
@@ -52,9 +54,26 @@ def check_selection(config: Config, strategy: tf.distribute.Strategy) -> None:
         )
 
 
-def build_proxy(run: Run) -> Proxy:
-    """Returns the network that selects images, with an optimizer; in the strategy's scope."""
+def selected_images(options: OptimizerOptions, images: int) -> int:
+    """Returns the number of a replica's images in a step that it trains on.
+
+    Args:
+      options: of the run.
+      images: of the replica in a step.
+    """
+    return rounded_part(images, options.select_by_loss)
+
+
+def build_selection(run: Run) -> Selection:
+    """Returns what chooses the images of a step, as configured; in the strategy's scope."""
+    return Selection(run.config.select_by_loss, _build_proxy(run))
+
+
+def _build_proxy(run: Run) -> Proxy | None:
+    """Returns the network that selects images, with an optimizer; None: there is none."""
     config = run.config
+    if not config.proxy_model:
+        return None
     model = build_proxy_network(config, run.info.num_classes)
     return Proxy(
         model,
@@ -84,5 +103,5 @@ def build_proxy_network(config: Config, classes: int) -> keras.Model:
         if config.loss == "binary_cross_entropy":
             start_at_equal_probabilities(network)
         pixels = keras.Input(shape, dtype="uint8", name="pixels")
-        normalize = PixelNormalization(*config.pixel_normalization, name="normalize")
+        normalize = PixelNormalization(config.pixel_mean, config.pixel_std, name="normalize")
         return keras.Model(pixels, network(normalize(pixels)), name="proxy")

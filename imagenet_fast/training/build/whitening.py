@@ -15,27 +15,26 @@ from imagenet_fast.data.options import InputOptions
 from imagenet_fast.data.order import part_of, part_reader
 from imagenet_fast.data.shards import shard_reader
 from imagenet_fast.layers import PatchWhitening, PixelNormalization
+from imagenet_fast.training.run import Run
 
 _BATCH = 256
 
 
-def whiten(network: keras.Model, options: InputOptions, info: DatasetInfo, count: int) -> None:
+def whiten(network: keras.Model, run: Run) -> None:
     """Sets the filters of a network's ``PatchWhitening``, if it has one.
 
     To be called outside of replicas, by all workers: each reads the same images.
 
     Args:
       network: from ``models.build``.
-      options: say how images are prepared.
-      info: of the data.
-      count: number of training images, the first ones, that are used.
+      run: says how images are prepared, and how many training images, the first ones, are used.
 
     Raises:
       UserError: if none of them can be read.
     """
     for layer in network.layers:
         if isinstance(layer, PatchWhitening):
-            layer.adapt(_first_images(options, info, count))
+            layer.adapt(_first_images(run.config, run.info, run.config.whitening_images))
 
 
 @tf.autograph.experimental.do_not_convert
@@ -59,5 +58,5 @@ def _first_images(options: InputOptions, info: DatasetInfo, count: int) -> np.nd
             raise UserError(
                 f"whitening needs training images, but none of the first {count} can be read"
             )
-    normalize = PixelNormalization(*options.pixel_normalization, dtype=tf.float32)
+    normalize = PixelNormalization(options.pixel_mean, options.pixel_std, dtype=tf.float32)
     return normalize(pixels).numpy()

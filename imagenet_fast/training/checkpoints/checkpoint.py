@@ -63,8 +63,7 @@ class Checkpoints:
         self._model = model
         self._state = _State()
         parts: dict[str, Any] = {"state": self._state, **_shadow_weights(model)}
-        if model.proxy is not None:
-            parts["proxy"] = model.proxy.checkpoint
+        parts |= model.selection.checkpoint
         self._checkpoint = tf.train.Checkpoint(model=model, **parts)
         self._options = options
         self._folder = to_path(options.model_dir, CHECKPOINTS)
@@ -138,7 +137,7 @@ class Checkpoints:
         All workers must call it; they restore the newest checkpoint that the chief finds undamaged.
 
         Raises:
-          UserError: if it is another model's, or damaged, depending on ``on_damaged_checkpoint``.
+          UserError: if it is another model's, or all are damaged.
         """
         latest = self._latest()
         if latest is None:
@@ -160,9 +159,7 @@ class Checkpoints:
         answer = {"name": ""}
         if self._chief:
             try:
-                whole = whole_checkpoint(
-                    self._options.model_dir, self._options.on_damaged_checkpoint
-                )
+                whole = whole_checkpoint(self._options.model_dir)
                 answer = {"name": to_path(whole).name if whole else ""}
             except UserError as error:
                 answer = {"error": str(error)}

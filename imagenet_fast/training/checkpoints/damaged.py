@@ -68,7 +68,7 @@ def damage_of(checkpoint: str) -> str | None:
     return None
 
 
-def whole_checkpoint(model_dir: str, on_damaged: str) -> str | None:
+def whole_checkpoint(model_dir: str) -> str | None:
     """Returns the newest undamaged checkpoint, and sets aside those that are newer.
 
     For the only process that writes checkpoints. Set aside means renamed: the files ``ckpt-5.*``
@@ -76,13 +76,12 @@ def whole_checkpoint(model_dir: str, on_damaged: str) -> str | None:
 
     Args:
       model_dir: the run's directory.
-      on_damaged: ``previous``; or ``stop``: raise, and set none aside.
 
     Returns:
       The path without a suffix; None: there is no checkpoint.
 
     Raises:
-      UserError: if the newest is damaged and ``on_damaged`` is ``stop``, or if all are.
+      UserError: if all are damaged; none is set aside then.
     """
     folder = to_path(model_dir, CHECKPOINTS)
     steps = checkpoint_steps(folder)
@@ -95,11 +94,6 @@ def whole_checkpoint(model_dir: str, on_damaged: str) -> str | None:
         if reason is None:
             break
         damaged.append(_Damaged(step, reason))
-        if on_damaged == "stop":
-            raise UserError(
-                f"checkpoint {newest} is damaged ({reason}); --on_damaged_checkpoint=previous sets "
-                "it aside and resumes from the one before it"
-            )
     else:
         raise UserError(
             f"checkpoint {newest} is damaged ({damaged[0].reason}), and "

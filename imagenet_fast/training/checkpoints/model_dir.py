@@ -29,13 +29,13 @@ from imagenet_fast.data.manifest import FILE as MANIFEST
 from imagenet_fast.data.manifest import read_manifest
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.preparation import Preparation
-from imagenet_fast.models.options import CUSTOM, ModelOptions, is_custom
+from imagenet_fast.models.options import CUSTOM, is_custom
 from imagenet_fast.optimizers.options import ScheduleOptions
+from imagenet_fast.training.checkpoints.config_file import CONFIG_FILE, directory_of, stored_config
 from imagenet_fast.training.logs.evaluations import Evaluations
 from imagenet_fast.training.logs.logger import Row
 from imagenet_fast.training.logs.metrics_file import read_rows
 from imagenet_fast.training.options import CHECKPOINT_CHOICES
-from imagenet_fast.training.run_config import CONFIG_FILE, directory_of, stored_config
 
 LABELS_FILE = "labels.txt"
 PREPARATION_FILE = "preparation.json"
@@ -44,19 +44,6 @@ BEST = "best"  # a folder with one checkpoint, by keep_best
 _SHARED_OPTIONS = {field.name for field in dataclasses.fields(SharedOptions)}
 # They may change if the run's steps so far would be the same; see schedule_change.
 SCHEDULE_OPTIONS = {f.name for f in dataclasses.fields(ScheduleOptions)} - _SHARED_OPTIONS
-# They decide what trained weights compute from an image; without the model's options that only
-# training reads.
-_NETWORK_OPTIONS = {
-    *(field.name for field in dataclasses.fields(ModelOptions)),
-    *("image_size", "normalize_pixels", "pixel_mean", "pixel_std", "resize_method", "antialias"),
-    *("loss", "ema_decay"),
-} - {
-    *_SHARED_OPTIONS,
-    *("initial_weights", "freeze_through", "zero_gamma"),
-    *("conv_init", "gamma_init"),
-    *("whitening_images", "proxy_model", "proxy_width"),
-    *("batch_norm_momentum", "batch_norm_batch_size", "dropout"),
-}
 _CHECKPOINT_FILE = re.compile(r"ckpt-(\d{1,15})\.(index|data-\d{5}-of-\d{5})")
 # TensorFlow's list of checkpoints, and the line with the latest.
 _RECORD = "checkpoint"
@@ -218,7 +205,8 @@ def check_network(config: Config) -> None:
     """
     run = stored_config(config.model_dir)
     _check_model_is_given(config, run)
-    names = [name for name in run.differences(config) if name in _NETWORK_OPTIONS]
+    fields = {field.name: field for field in dataclasses.fields(Config)}
+    names = [n for n in run.differences(config) if fields[n].metadata["in_evaluation"]]
     if is_custom(run.model) and is_custom(config.model):  # One function can have two names.
         names = [name for name in names if name != "model"]
     if names:

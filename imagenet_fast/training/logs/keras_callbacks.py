@@ -66,11 +66,6 @@ class KerasCallbacks(Logger):
                 verbose=0,
             )
 
-    @property
-    def stop(self) -> bool:
-        """Whether a callback ends the run."""
-        return self._model.stop_training
-
     def before_training(self) -> None:
         """Begins training."""
         if self._list:

@@ -19,8 +19,9 @@ from imagenet_fast.base.files import LineFile, whole_lines
 from imagenet_fast.base.outside import Count, as_type, parse_json
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.optimizers.options import UpdateOptions
-from imagenet_fast.training.build.schedule import decay_boundaries, decay_steps, warmup_steps
 from imagenet_fast.training.logs.logger import Logger, Row
+from imagenet_fast.training.run import Run
+from imagenet_fast.training.schedule_steps import decay_boundaries, decay_steps, warmup_steps
 
 FILE = "mlperf.log"
 _MARK = ":::MLLOG "
@@ -44,11 +45,8 @@ class MLPerfLog(Logger):
     count from 1; an evaluation has the number of finished epochs.
 
     Args:
-      options: of the run.
+      run: the run; a call of steps must end after each of its epochs.
       step: weight updates before this process.
-      steps_per_epoch: weight updates in an epoch, after each of which a call of steps must end.
-      train_examples: training images.
-      eval_examples: validation images.
       batch_norm_examples: images in a batch-norm group.
       last_step: last step of the run.
       now: returns seconds since 1970.
@@ -56,18 +54,15 @@ class MLPerfLog(Logger):
 
     def __init__(
         self,
-        options: UpdateOptions,
+        run: Run,
         *,
         step: int,
-        steps_per_epoch: int,
-        train_examples: int,
-        eval_examples: int,
         batch_norm_examples: int,
         last_step: int,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._step = step
-        self._steps_per_epoch = steps_per_epoch
+        options, self._steps_per_epoch = run.config, run.steps_per_epoch
         self._now = now
         lines = read_lines(options.model_dir) if step else []
         trains = step < last_step
@@ -81,10 +76,10 @@ class MLPerfLog(Logger):
             self._write(_START, "init_start")
             values = {
                 "seed": options.seed,
-                "train_samples": train_examples,
-                "eval_samples": eval_examples,
+                "train_samples": run.examples("train"),
+                "eval_samples": run.examples("validation"),
                 "model_bn_span": batch_norm_examples,
-                **_hyperparameters(options, steps_per_epoch),
+                **_hyperparameters(options, run.steps_per_epoch),
             }
             for key, value in values.items():
                 self._write(_POINT, key, value)
@@ -207,7 +202,7 @@ def _hyperparameters(options: UpdateOptions, steps_per_epoch: int) -> dict[str, 
         f"{warmup_prefix}_learning_rate_warmup_epochs": warmup / steps_per_epoch,
     }
     if options.optimizer == "lars":
-        values["lars_epsilon"] = options.lars_epsilon
+        values["lars_epsilon"] = options.optimizer_epsilon
     if options.schedule in ("polynomial", "cosine"):
         values[f"{prefix}_end_learning_rate"] = options.end_learning_rate
         values[f"{prefix}_learning_rate_decay_steps"] = decay_steps(options, steps_per_epoch)

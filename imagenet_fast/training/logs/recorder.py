@@ -13,6 +13,7 @@ from imagenet_fast.optimizers.slots import unwrapped
 from imagenet_fast.training.logs.clock import Clock
 from imagenet_fast.training.logs.evaluations import Evaluations
 from imagenet_fast.training.logs.logger import Logger, Row
+from imagenet_fast.training.run import Run
 from imagenet_fast.training.step.training_step import TrainingStep
 
 _BAD_IMAGES_NAMED = 3
@@ -27,16 +28,12 @@ class Recorder:
     training, ``learning_rate`` and ``images_per_second`` (since the last row).
 
     Args:
+      run: the run.
       model: sums its metrics.
       clock: measures the run.
       loggers: get the rows.
       evaluations: of the run so far.
       step: weight updates before this process.
-      steps_per_epoch: weight updates in an epoch.
-      batch_size: images in a weight update.
-      max_bad_images: unreadable images allowed between two evaluations.
-      evaluated_examples: images in an evaluation.
-      model_dir: where unreadable images are listed; empty: nowhere.
 
     Attributes:
       step: weight updates so far.
@@ -45,28 +42,20 @@ class Recorder:
 
     def __init__(
         self,
+        run: Run,
         model: TrainingStep,
         clock: Clock,
         loggers: Sequence[Logger],
         evaluations: Evaluations,
         *,
         step: int,
-        steps_per_epoch: int,
-        batch_size: int,
-        max_bad_images: int,
-        evaluated_examples: int,
-        model_dir: str = "",
     ) -> None:
         self.step = step
         self.evaluations = evaluations
+        self._run = run
         self._model = model
         self._clock = clock
         self._loggers = loggers
-        self._steps_per_epoch = steps_per_epoch
-        self._batch_size = batch_size
-        self._max_bad_images = max_bad_images
-        self._evaluated_examples = evaluated_examples
-        self._model_dir = model_dir
         self._unread = self._untimed = 0  # steps
         self._read_time = (clock.train_seconds, clock.timed_images)
         self.restart()
@@ -96,7 +85,7 @@ class Recorder:
             sums = self._model.metric_sums.sums()
             raise UserError(
                 f"the loss is {sums['loss'] / sums['examples']} at step {diverged} (epoch "
-                f"{diverged / self._steps_per_epoch:.2f}): training has diverged. A lower "
+                f"{diverged / self._run.steps_per_epoch:.2f}): training has diverged. A lower "
                 "--learning_rate or a longer --warmup may help; checkpoints are kept"
             )
 
@@ -107,7 +96,7 @@ class Recorder:
           RuntimeError: if images are missing or were counted twice.
         """
         row = {name: float(value) for name, value in metrics.items()}
-        check_evaluated(row, self._evaluated_examples)
+        check_evaluated(row, self._run.examples("validation"))
         evaluation = {"kind": "validation", **self._where(), **row, **self._times()}
         self.evaluations.add(evaluation)
         self._write(evaluation)
@@ -124,16 +113,17 @@ class Recorder:
         steps, self._unread = self._unread, 0
         new = {name: sums[name] - self._read_sums[name] for name in sums}
         self._read_sums = sums
-        if sums["skipped"] > self._max_bad_images:
-            listed = describe(self._model_dir, examples=_BAD_IMAGES_NAMED)
+        config = self._run.config
+        if sums["skipped"] > config.max_bad_images:
+            listed = describe(config.model_dir, examples=_BAD_IMAGES_NAMED)
             raise UserError(
                 f"{sums['skipped']:.0f} images could not be read since the last evaluation, more "
-                f"than max_bad_images={self._max_bad_images}; `imagenet-fast prepare --verify` "
+                f"than max_bad_images={config.max_bad_images}; `imagenet-fast prepare --verify` "
                 "finds damaged shards" + (f"; {listed}" if listed else "")
             )
         timed = steps - self._untimed
         self._untimed = 0
-        self._clock.advance(timed * self._batch_size)
+        self._clock.advance(timed * config.batch_size)
         examples = max(new["examples"], 1.0)
         row = {
             "kind": "train",
@@ -148,7 +138,7 @@ class Recorder:
         self._write(row)
 
     def _where(self) -> Row:
-        return {"step": self.step, "epoch": self.step / self._steps_per_epoch}
+        return {"step": self.step, "epoch": self.step / self._run.steps_per_epoch}
 
     def _times(self) -> Row:
         return {

@@ -144,7 +144,7 @@ class Chart:
             axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,g}"))
 
     def _legend(self, curves: Iterable[Curve]) -> str:
-        """Names colors and dashes; a dashed curve has the color of a named solid one."""
+        """Names colours and dashes; a dashed curve has the colour of a named solid one."""
         entries = [
             ("dashed", "muted", curve.label)
             if curve.dashed

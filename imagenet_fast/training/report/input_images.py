@@ -9,12 +9,11 @@ import tensorflow as tf
 
 from imagenet_fast.data.batches import training_batches
 from imagenet_fast.data.dataset import thread_count, with_threads
-from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
-from imagenet_fast.data.options import InputOptions
 from imagenet_fast.data.order import part_of, training_order
 from imagenet_fast.data.shards import shard_reader
-from imagenet_fast.data.steps import steps_per_epoch, training_image_size
+from imagenet_fast.data.steps import training_image_size
+from imagenet_fast.training.run import Run
 from imagenet_fast.training.step.mix import Mixer
 
 _IMAGES = 32
@@ -40,32 +39,29 @@ class InputImages:
 
 
 @tf.autograph.experimental.do_not_convert
-def make_input_images(
-    options: InputOptions, info: DatasetInfo, mixer: Mixer | None, step: int
-) -> InputImages:
+def make_input_images(run: Run, mixer: Mixer | None, step: int) -> InputImages:
     """Makes some images like the training pipeline, but in a separate pipeline.
 
     This leaves training's order as it is, and does not wait for its shuffle buffer or cache to
     fill. Unreadable images are skipped.
 
     Args:
-      options: say how images are prepared.
-      info: of the data, which is not synthetic.
+      run: the run, whose data is not synthetic.
       mixer: mixes them; None: they are not mixed.
       step: the weight update whose image size and random numbers are used.
 
     Raises:
       tf.errors.OpError: if a shard cannot be read.
     """
-    split = info.splits["train"]
+    info, split = run.info, run.info.splits["train"]
     count = min(_IMAGES, split.examples)
-    size = training_image_size(options, step, steps_per_epoch(info, options))
+    size = training_image_size(run.config, step, run.steps_per_epoch)
     options = with_resize_kernel(
-        options.with_image_size(size).replace(
+        run.config.with_image_size(size).replace(
             data_on_device=False,
             augment_in_groups=False,
             alternating_flip=False,
-            shuffle_buffer=min(options.shuffle_buffer, _SHUFFLE_BUFFER),
+            shuffle_buffer=min(run.config.shuffle_buffer, _SHUFFLE_BUFFER),
         )
     )
     threads = thread_count(options)

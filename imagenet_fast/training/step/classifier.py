@@ -26,7 +26,7 @@ class Classifier(TrainingStep):
     of weight 0 do not count; negative labels mark padding. Metrics: ``loss``, ``top1``, ``top5``
     (fractions), ``examples`` (sum of the weights), ``skipped`` (images of weight 0). With mixup or
     cutmix, the training loss is that of both labels, and the accuracies are those of the image's
-    first label. With ``select_by_loss``, they are those of the selected images.
+    first label. With a ``selection``, they are those of the images that it chooses.
 
     With a moving average of the weights, ``evaluate``, ``predict``, ``save`` and ``save_weights``
     use it; ``train_on_batch``, ``test_on_batch``, ``predict_on_batch`` and ``get_weights`` use the
@@ -110,7 +110,7 @@ class Classifier(TrainingStep):
             )
         given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
         backup = any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given)
-        if backup and (self._shadow_weights() or self.proxy is not None):
+        if backup and (self._shadow_weights() or self.selection.variables):
             raise UserError(
                 "BackupAndRestore does not save the moving average of the weights, lookahead's "
                 "slow weights or the proxy: use imagenet_fast.train, whose checkpoints do"

@@ -7,10 +7,9 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.steps import evaluation_batch_size, evaluation_steps
 from imagenet_fast.distribute.one_call import assign_local, local_values, one_call
+from imagenet_fast.training.run import Run
 from imagenet_fast.training.step.losses import class_probabilities, image_losses
 
 _MISTAKES = 24
@@ -50,21 +49,18 @@ class Predictions:
     further pass over the images. Make it outside of replicas, in all workers.
 
     Args:
-      strategy: of the replicas.
-      options: give the batch size and the image size of the evaluation.
-      info: of the data, which has images of the split.
+      run: the run, whose data has images of the split.
       loss: of an image, see ``image_losses``.
       split: ``validation`` or ``test``.
     """
 
     def __init__(
         self,
-        strategy: tf.distribute.Strategy,
-        options: DataOptions,
-        info: DatasetInfo,
+        run: Run,
         loss: str = "cross_entropy",
         split: str = "validation",
     ) -> None:
+        options, info, strategy = run.config, run.info, run.strategy
         self._strategy = strategy
         self._loss = loss
         images = evaluation_steps(info, options, strategy, split) * evaluation_batch_size(

@@ -7,13 +7,83 @@ highest loss, as a smaller network sees them that is trained on the same images.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import keras
 import tensorflow as tf
 
+from imagenet_fast.data.on_device import gather
 from imagenet_fast.optimizers.loss_scale import apply_gradients, scaled_loss
 from imagenet_fast.optimizers.slots import make_slots
 from imagenet_fast.training.step.losses import image_losses
+from imagenet_fast.training.step.metric_sums import skipped_sums
 from imagenet_fast.training.step.micro_batches import images_in
+
+Batch = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+
+
+class Selection:
+    """Chooses which images of a replica's part of a batch to train on: those of the highest loss.
+
+    Args:
+      fraction: of the images, rounded to at least one; 1: all.
+      proxy: chooses by its own loss, and is trained with the network; None: the network's loss.
+
+    Attributes:
+      proxy: see above.
+    """
+
+    def __init__(self, fraction: float = 1.0, proxy: Proxy | None = None) -> None:
+        self.proxy = proxy
+        self._fraction = fraction
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """What changes in a step besides the network's own variables."""
+        proxy = self.proxy
+        return [*proxy.network.variables, *proxy.optimizer.variables()] if proxy else []
+
+    @property
+    def checkpoint(self) -> dict[str, tf.train.Checkpoint]:
+        """What must be saved to resume, by its name in checkpoints."""
+        proxy = self.proxy
+        if proxy is None:
+            return {}
+        return {"proxy": tf.train.Checkpoint(network=proxy.network, optimizer=proxy.optimizer)}
+
+    def make_slots(self) -> None:
+        """Makes the optimizer's variables, otherwise made in its first step."""
+        if self.proxy is not None:
+            make_slots(self.proxy.optimizer, self.proxy.network.trainable_variables)
+
+    def choose(
+        self,
+        batch: Batch,
+        network_losses: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+        iterations: tf.Variable,
+    ) -> tuple[Batch, tf.Tensor | float]:
+        """Returns the part of a batch to train on, and the metric sums of the rest.
+
+        To be called in a replica. The rest counts only as far as it was unreadable, since training
+        metrics are of the chosen images.
+
+        Args:
+          batch: images [batch, height, width, 3], labels int32 [batch] and weights float32 [batch];
+            0 for images that do not count.
+          network_losses: takes images and labels and returns the network's losses in training mode,
+            float32 [batch].
+          iterations: weight updates of the run so far.
+        """
+        if self._fraction == 1:
+            return batch, 0.0
+        images, labels, weights = batch
+        if self.proxy is None:
+            losses = network_losses(images, labels)
+        else:
+            losses = self.proxy.losses(iterations.read_value(), *batch, self._fraction)
+        places = hardest(losses, weights, self._fraction)
+        chosen = gather(images, places), tf.gather(labels, places), tf.gather(weights, places)
+        return chosen, skipped_sums(labels, weights) - skipped_sums(*chosen[1:])
 
 
 class Proxy:
@@ -50,15 +120,6 @@ class Proxy:
         self._every = every
         self._loss = loss
         self._label_smoothing = label_smoothing
-
-    @property
-    def checkpoint(self) -> tf.train.Checkpoint:
-        """What must be saved to resume."""
-        return tf.train.Checkpoint(network=self.network, optimizer=self.optimizer)
-
-    def make_slots(self) -> None:
-        """Makes the optimizer's variables, otherwise made in its first step."""
-        make_slots(self.optimizer, self.network.trainable_variables)
 
     def losses(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.data.on_device import ImagesOnDevice, gather
+from imagenet_fast.data.on_device import ImagesOnDevice
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.one_call import assign_local, local_values
 from imagenet_fast.optimizers.loss_scale import (
@@ -29,12 +30,11 @@ from imagenet_fast.training.step.metric_sums import (
     Metric,
     MetricSums,
     batch_sums,
-    skipped_sums,
 )
 from imagenet_fast.training.step.micro_batches import micro_batches
 from imagenet_fast.training.step.mix import Mixer
 from imagenet_fast.training.step.replicated_model import ReplicatedModel
-from imagenet_fast.training.step.selection import Proxy, hardest
+from imagenet_fast.training.step.selection import Selection
 from imagenet_fast.training.step.views import logits_over_views
 
 Tensors = list[tf.Tensor]
@@ -61,8 +61,8 @@ class TrainingStep(ReplicatedModel):
       outputs: its logits, float32 [batch, classes].
       loss: of an image, see ``image_losses``.
       label_smoothing: probability spread evenly over all classes.
-      select_by_loss: fraction of each replica's part of a batch to train on, the images with the
-        highest loss, before they are mixed; 1: all. Training metrics are of these images.
+      selection: chooses the images to train on, before they are mixed; None: all. Training metrics
+        are of these images.
       mixer: mixup and cutmix of the images of each training micro-batch; None: neither.
       views: test-time augmentation, see ``mean_over_views``.
       views_fraction: of the images of a batch over whose views logits are averaged, see
@@ -77,7 +77,7 @@ class TrainingStep(ReplicatedModel):
       all_reduce: the all-reduce of gradients and metrics; None: the strategy's.
       training_images: makes batches on the device, for data that holds step numbers.
       validation_images: the same for evaluation.
-      proxy: selects images by its own loss, for ``select_by_loss``; None: the model does.
+      selection: see above; never None.
       class_weights: of the training loss, float64 [classes]; None: 1.
       class_numbers: the class of each label, of data with other numbers for the classes than the
         model; None: the label.
@@ -90,7 +90,7 @@ class TrainingStep(ReplicatedModel):
         *,
         loss: str = "cross_entropy",
         label_smoothing: float = 0.0,
-        select_by_loss: float = 1.0,
+        selection: Selection | None = None,
         mixer: Mixer | None = None,
         views: str = "none",
         views_fraction: float = 1.0,
@@ -103,7 +103,7 @@ class TrainingStep(ReplicatedModel):
         # Keras' ``loss`` is that of ``compile``.
         self.image_loss = loss
         self.label_smoothing = label_smoothing
-        self.select_by_loss = select_by_loss
+        self.selection = selection or Selection()
         self.mixer = mixer
         self.views = views
         self.views_fraction = views_fraction
@@ -112,7 +112,6 @@ class TrainingStep(ReplicatedModel):
         self.steps_per_epoch: int | None = None
         self.training_images: ImagesOnDevice | None = None
         self.validation_images: ImagesOnDevice | None = None
-        self.proxy: Proxy | None = None
         self.class_weights: np.ndarray | None = None
         self.class_numbers: Sequence[int] | None = None
         self.metric_sums = MetricSums()
@@ -129,10 +128,11 @@ class TrainingStep(ReplicatedModel):
             leave_sums_to_the_step(self.optimizer)
         # Plain functions unless XLA compiles them: inside tf.functions, replicas of a
         # MirroredStrategy could not synchronize batch norm.
-        self._forward_backward, self._step = self._gradients, self._take_step
+        self._forward_backward = self._gradients
         # Compiled again each time: the graphs depend on the optimizer and the trainable layers.
         if self._xla and self.distribute_strategy.num_replicas_in_sync == 1:
-            self._step = _compiled(self._take_step)
+            step = functools.partial(type(self).train_step, self)
+            self.train_step = _compiled(step)  # type: ignore[method-assign]
         elif self._xla:
             self._forward_backward = _compiled(self._gradients)
 
@@ -146,12 +146,19 @@ class TrainingStep(ReplicatedModel):
         """Makes the optimizer's variables, otherwise made in its first step."""
         with self.distribute_strategy.scope():
             make_slots(self.optimizer, self.trainable_variables)
-            if self.proxy is not None:
-                self.proxy.make_slots()
+            self.selection.make_slots()
 
     def train_step(self, data: Any) -> Mapping[str, tf.Tensor]:
-        """Takes one step on this replica's part of the global batch."""
-        return self._step(data)
+        """Takes one step on this replica's part of the global batch.
+
+        Args:
+          data: as in :meth:`batch`.
+        """
+        gradients, sums = self.gradients(data)
+        *gradients, sums = self._all_reduce(gradients, sums)
+        self.update(gradients)
+        self.metric_sums.add(sums)
+        return self.metric_sums.results()
 
     def test_step(
         self, data: Any, predictions: Predictions | None = None
@@ -243,9 +250,9 @@ class TrainingStep(ReplicatedModel):
         """
         context = tf.distribute.get_replica_context()
         replica = context.replica_id_in_sync_group
-        batch = whole = self.batch(data, "train")
-        if self.select_by_loss < 1:
-            batch = self._selected(*whole)
+        batch, unselected = self.selection.choose(
+            self.batch(data, "train"), self._losses_in_training, self.optimizer.iterations
+        )
         images = tf.shape(batch[0])[0]
         global_batch = tf.cast(images * context.num_replicas_in_sync, tf.float32)
         may_be_partial = not _is_step_number(data) and batch[0].shape[0] is None
@@ -259,25 +266,15 @@ class TrainingStep(ReplicatedModel):
             step = tf.convert_to_tensor(self.optimizer.iterations)
             random_numbers = (self.mixer.draw(images, step, replica),)
         gradients, sums = self._accumulate(global_batch, *batch, *random_numbers)
-        if self.select_by_loss < 1:
-            # Unreadable images are counted although none of them is selected.
-            sums += skipped_sums(*whole[1:]) - skipped_sums(*batch[1:])
-        return gradients, sums
+        return gradients, sums + unselected
 
-    def _selected(
-        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the part of a batch with the highest loss in training mode."""
-        if self.proxy is not None:
-            step = tf.convert_to_tensor(self.optimizer.iterations)
-            losses = self.proxy.losses(step, images, labels, weights, self.select_by_loss)
-        else:
-            states = self._states()
-            before = local_values(states)
-            losses = self._image_losses(self(images, training=True), labels)
-            assign_local(states, before)
-        places = hardest(losses, weights, self.select_by_loss)
-        return gather(images, places), tf.gather(labels, places), tf.gather(weights, places)
+    def _losses_in_training(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """Returns the images' losses in training mode, float32 [batch]; leaves all states."""
+        states = self._states()
+        before = local_values(states)
+        losses = self._image_losses(self(images, training=True), labels)
+        assign_local(states, before)
+        return losses
 
     def update(self, gradients: Tensors) -> None:
         """Updates the weights and their shadow weights; to be called in a replica.
@@ -306,13 +303,6 @@ class TrainingStep(ReplicatedModel):
     def reset_metrics(self) -> None:
         """Keras' ``reset_metrics``, in one call for all metrics."""
         self.metric_sums.reset()
-
-    def _take_step(self, data: Any) -> Mapping[str, tf.Tensor]:
-        gradients, sums = self.gradients(data)
-        *gradients, sums = self._all_reduce(gradients, sums)
-        self.update(gradients)
-        self.metric_sums.add(sums)
-        return self.metric_sums.results()
 
     def _all_reduce(self, gradients: Tensors, sums: tf.Tensor) -> Tensors:
         if self.all_reduce is None:

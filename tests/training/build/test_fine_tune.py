@@ -254,12 +254,12 @@ def test_another_networks_weights_change_nothing(run):
 
 def test_another_network_with_the_same_weights_is_named(tmp_path, capfd):
     airbench = {"model": "airbench94", "width": 4}
-    make_run(tmp_path, **airbench, group_activation="silu")
+    make_run(tmp_path, **airbench, activation="silu")
     config = SMALL.replace(**airbench, initial_weights=str(tmp_path))
-    build_model(config.replace(group_activation="silu"))
+    build_model(config.replace(activation="silu"))
     assert "computes something else" not in capfd.readouterr().err
     build_model(config)
-    assert "for the same network give --group_activation=silu" in capfd.readouterr().err
+    assert "for the same network give --activation=silu" in capfd.readouterr().err
 
 
 def test_weights_of_a_deeper_network_are_an_error():

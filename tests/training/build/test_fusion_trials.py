@@ -43,7 +43,9 @@ def test_trials_leave_the_model_as_it_was(workers):
 def test_a_run_times_once_and_resumes_with_its_choice(workers):
     results, output, out = workers
     assert [own["trials"] for own in results] == [[2, 2], [2, 2]]
-    assert output.count("fusion=auto: 1 all-reduce, ") == 2  # of build_model, and of the run
+    assert (
+        output.count("fusion=auto chose --fusion_bytes=0; ") == 2
+    )  # of build_model, and of the run
     assert "nothing is left to train" in output
     chosen = json.loads((out / "run" / "fusion.json").read_text())
     assert chosen == {"replicas": 2, "fusion_segments": []}
@@ -100,10 +102,10 @@ def test_medians_without_the_first_call(monkeypatch):
 def test_report():
     seconds = {(2, 4): 1.64, (): 2.48, (1,): 1.7}
     assert fusion_trials._report(seconds, (2, 4)) == (
-        "fusion=auto: 3 all-reduces (--fusion_segments=2,4), 1,640 ms a step before the update; "
-        "1 all-reduce, 2,480 ms; 2 all-reduces, 1,700 ms"
+        "fusion=auto chose --fusion_segments=2,4; all-reduces, and time before the update: "
+        "3 in 1,640 ms, 1 in 2,480 ms, 2 in 1,700 ms"
     )
-    assert fusion_trials._report({(): 0.0}, ()) == "fusion=auto: 1 all-reduce, the only candidate"
+    assert "chose --fusion_bytes=0; " in fusion_trials._report({(): 0.5}, ())
 
 
 def test_one_replica_has_nothing_to_time():

@@ -16,6 +16,7 @@ from imagenet_fast.training.build import model as build
 from imagenet_fast.training.build.model import build_classifier
 from imagenet_fast.training.build.network import with_stages_for_devices
 from imagenet_fast.training.build.schedule import build_schedule
+from imagenet_fast.training.run import make_run
 
 RECIPES = pathlib.Path(__file__).parents[3] / "imagenet_fast" / "flags"
 # As large as ImageNet; no data is read.
@@ -31,7 +32,8 @@ def batch_norms(model):
 def test_a_warning_of_an_average_that_keeps_the_initial_weights(capsys):
     """0.99 ** 80 = 0.45; Page's 0.99 over 980 steps leaves 5e-5."""
     for steps, decay in (80, 0.99), (980, 0.99), (8, 0.8):
-        build._warn_of_initial_weights(SMALL.replace(duration=f"{steps} steps", ema_decay=decay), 9)
+        config = SMALL.replace(duration=f"{steps} steps", ema_decay=decay)
+        build._warn_of_initial_weights(make_run(config))
     first, second = capsys.readouterr().err.splitlines()
     assert "will be 45% the initial ones" in first and "ema_decay is 0.99 for 80 steps" in first
     assert "give --ema_decay=0.88 or less" in first and "give --ema_decay=0" in second
@@ -322,7 +324,7 @@ def test_loss_scaling_is_refused_where_keras_refuses_it(name, monkeypatch):
         "none": tf.distribute.get_strategy,
     }[name]()
     made = []
-    monkeypatch.setattr(build, "_build_uncompiled", lambda *_: made.append(1) or 1 / 0)
+    monkeypatch.setattr(build, "_build_without_optimizer", lambda *_: made.append(1) or 1 / 0)
     with strategy.scope():
         supported = strategy_supports_loss_scaling()
     assert supported == (name not in ("CentralStorage", "Pipeline"))

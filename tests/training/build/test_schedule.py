@@ -11,12 +11,8 @@ from imagenet_fast.data.steps import steps_per_epoch
 from imagenet_fast.optimizers import SGD, ConstantWarmup
 from imagenet_fast.optimizers.batch_tables import options_for_batch
 from imagenet_fast.optimizers.options import ScheduleOptions
-from imagenet_fast.training.build.schedule import (
-    build_schedule,
-    total_steps,
-    warmup_steps,
-    warn_of_short_run,
-)
+from imagenet_fast.training.build.schedule import build_schedule, warn_of_short_run
+from imagenet_fast.training.schedule_steps import total_steps, warmup_steps
 
 # ImageNet at the batch of 256 GPUs.
 STEPS = 156

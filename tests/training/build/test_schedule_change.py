@@ -1,12 +1,14 @@
 """Runs that resume with another schedule, such as a longer duration."""
 
 import pathlib
+import types
 
 import pytest
 
 from imagenet_fast import Config, UserError
 from imagenet_fast.training.build.schedule_change import change_of_schedule
 from imagenet_fast.training.checkpoints.model_dir import check_model_dir, claim_model_dir
+from imagenet_fast.training.run import Run
 
 STEPS = 44  # of an epoch
 DIGITS = {"warmup": "0 epochs", "batch_size": 32, "learning_rate_batch": 32}
@@ -22,6 +24,12 @@ KNOTS = {
 }
 
 
+def run_of(config):
+    """A run of STEPS an epoch."""
+    split = types.SimpleNamespace(examples=STEPS * config.batch_size)
+    return Run(config, types.SimpleNamespace(splits={"train": split}), None)
+
+
 @pytest.fixture
 def change(tmp_path):
     """Returns the change of a run that resumes at a step with other options."""
@@ -34,7 +42,7 @@ def change(tmp_path):
             (tmp_path / "checkpoints" / f"ckpt-{step}.data-00000-of-00001").touch()
         changed = config.replace(**changes)
         check_model_dir(changed, ("cat", "dog"))
-        return change_of_schedule(changed, STEPS)
+        return change_of_schedule(run_of(changed))
 
     return change
 
@@ -139,5 +147,5 @@ def test_changes_of_steps_that_are_done(change, options, step, changes, message)
 
 
 def test_no_run(tmp_path):
-    assert change_of_schedule(Config(model_dir=str(tmp_path / "new")), STEPS) == ""
+    assert change_of_schedule(run_of(Config(model_dir=str(tmp_path / "new")))) == ""
     assert not pathlib.Path(tmp_path / "new").exists()

@@ -205,16 +205,6 @@ def test_an_unfinished_checkpoint_is_not_damage(config, capsys):
     assert "damaged" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("how", ["data flipped", "index missing"])
-def test_stop(config, how):
-    damage(config, 6, how)
-    before = sorted(folder_of(config).iterdir())
-    message = r"checkpoint \S+/ckpt-6 is damaged \(.*; --on_damaged_checkpoint=previous sets it as"
-    with pytest.raises(UserError, match=message):
-        restored(config.replace(on_damaged_checkpoint="stop"))
-    assert sorted(folder_of(config).iterdir()) == before
-
-
 @pytest.mark.parametrize(
     "state",
     [

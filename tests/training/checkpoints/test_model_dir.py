@@ -10,6 +10,7 @@ import pytest
 
 from imagenet_fast import Config, UserError
 from imagenet_fast.training.checkpoints import model_dir
+from imagenet_fast.training.checkpoints.config_file import read_config
 from imagenet_fast.training.checkpoints.model_dir import (
     alone_in,
     check_labels,
@@ -21,7 +22,6 @@ from imagenet_fast.training.checkpoints.model_dir import (
     latest_checkpoint,
     read_labels,
 )
-from imagenet_fast.training.run_config import read_config
 
 LABEL_NAMES = ("cat", "dog", "grey wolf")
 
@@ -139,7 +139,7 @@ def test_a_run_with_other_options(config):
     ("changes", "message"),
     [
         ({"image_size": 64}, "image_size is 224 there, 64 here"),
-        ({"normalize_pixels": False}, "normalize_pixels is true there, false here"),
+        ({"antialias": True}, "antialias is false there, true here"),
         ({"pixel_mean": (0.0, 0.0, 0.0)}, "pixel_mean is 123.675,116.28,103.53 there, 0,0,0 here"),
         ({"model": "resnet8"}, "model is resnet50 there, resnet8 here"),
         ({"stride_on_1x1": True, "ema_decay": 0.9}, "stride_on_1x1 is false there, true here; ema"),

@@ -3,6 +3,7 @@
 import itertools
 import json
 import pathlib
+import types
 
 import pytest
 
@@ -21,11 +22,12 @@ class Run:
         self.step = step
         times = itertools.count(first_ms / 1000, 0.001)
         self.log = MLPerfLog(
-            config.replace(model_dir=str(model_dir)),
+            types.SimpleNamespace(
+                config=config.replace(model_dir=str(model_dir)),
+                steps_per_epoch=STEPS_PER_EPOCH,
+                examples={"train": 130, "validation": 50}.get,
+            ),
             step=step,
-            steps_per_epoch=STEPS_PER_EPOCH,
-            train_examples=130,
-            eval_examples=50,
             batch_norm_examples=16,
             last_step=last,
             now=lambda: next(times),

@@ -1,12 +1,13 @@
 """What a run tells, against numbers worked out by hand, with a clock that is told the time."""
 
 import math
+import types
 
 import numpy as np
 import pytest
 import tf_keras as keras
 
-from imagenet_fast import UserError
+from imagenet_fast import Config, UserError
 from imagenet_fast.training.logs.clock import Clock
 from imagenet_fast.training.logs.evaluations import Evaluations
 from imagenet_fast.training.logs.logger import Logger
@@ -33,14 +34,24 @@ class Rows(Logger, list):
     write = list.append
 
 
-@pytest.fixture
-def model():
+def make_model():
     """Its logits are its inputs, whatever it is taught."""
     inputs = keras.Input((6,))
     outputs = keras.layers.Dense(6, use_bias=False, kernel_initializer="identity")(inputs)
     model = Classifier(inputs, outputs)
     model.compile(keras.optimizers.SGD(0.0))
     return model
+
+
+@pytest.fixture(scope="module")
+def traced_once():
+    return make_model()
+
+
+@pytest.fixture
+def model(traced_once):
+    traced_once.reset_metrics()
+    return traced_once
 
 
 def make_data(steps, seed=0):
@@ -51,7 +62,18 @@ def make_data(steps, seed=0):
     return logits, labels, np.ones((steps, BATCH), "float32")
 
 
-def run(model, data, epochs=1, validation=None, every=3, per_call=1, recorder=None, **options):
+def run(
+    model,
+    data,
+    epochs=1,
+    validation=None,
+    validated=0,
+    every=3,
+    per_call=1,
+    first=0,
+    recorder=None,
+    **options,
+):
     """Returns the recorder, its rows and its clock after some epochs over the same data.
 
     The first call of steps compiles.
@@ -59,15 +81,12 @@ def run(model, data, epochs=1, validation=None, every=3, per_call=1, recorder=No
     if recorder is None:
         time, rows = Time(), Rows()
         clock = Clock(time)
-        settings = {
-            "step": 0,
-            "steps_per_epoch": 10,
-            "batch_size": BATCH,
-            "max_bad_images": 0,
-            "evaluated_examples": 0,
-            **options,
-        }
-        recorder = Recorder(model, clock, [rows], Evaluations(), **settings)
+        settings = types.SimpleNamespace(
+            config=Config(batch_size=BATCH, **options),
+            steps_per_epoch=10,
+            examples={"validation": validated}.get,
+        )
+        recorder = Recorder(settings, model, clock, [rows], Evaluations(), step=first)
         recorder.rows, recorder.clock, recorder.time = rows, clock, time
     else:
         recorder.clock.compiling()
@@ -141,7 +160,7 @@ def test_each_row_covers_the_steps_since_the_last_one(model):
 
 def test_rows_at_and_after_each_evaluation(model):
     data, validation = make_data(4), make_data(5, seed=1)
-    recorder = run(model, data, epochs=2, validation=validation, evaluated_examples=20)
+    recorder = run(model, data, epochs=2, validation=validation, validated=20)
     rows = recorder.rows
     assert [(row["kind"], row["step"]) for row in rows] == [
         ("train", 3),
@@ -171,7 +190,7 @@ def test_nothing_is_lost_at_the_end_of_an_epoch_without_evaluation(model):
 
 
 def test_a_resumed_run_continues_counting(model):
-    rows = run(model, make_data(4), step=17).rows
+    rows = run(model, make_data(4), first=17).rows
     assert [row["step"] for row in rows] == [18, 21]
     assert [row["epoch"] for row in rows] == [1.8, 2.1]
     assert [row["examples"] for row in rows] == [BATCH, 3 * BATCH]
@@ -182,7 +201,7 @@ def test_a_resumed_run_continues_counting(model):
 
 def test_training_time_excludes_the_first_step(model):
     validation = make_data(5, seed=1)
-    recorder = run(model, make_data(4), epochs=2, validation=validation, evaluated_examples=20)
+    recorder = run(model, make_data(4), epochs=2, validation=validation, validated=20)
     clock = recorder.clock
     assert clock.compile_seconds == 100
     assert clock.train_seconds == 7 * SECONDS_A_STEP
@@ -229,13 +248,15 @@ def test_speed_before_the_first_timed_step(model):
 # --- What stops a run
 
 
-@pytest.mark.parametrize("start", [0, 100])
-@pytest.mark.parametrize(("per_call", "value"), [(4, math.nan), (1, math.inf), (20, math.nan)])
-def test_divergence_names_its_step(model, per_call, value, start):
+@pytest.mark.parametrize(
+    ("per_call", "value", "start"), [(4, math.nan, 100), (1, math.inf, 0), (20, math.nan, 0)]
+)
+def test_divergence_names_its_step(per_call, value, start):
+    model = make_model()  # One of its own, whose weights become NaN.
     data = make_data(10)
     data[0][6, 2, 1] = value
     with pytest.raises(UserError) as caught:
-        run(model, data, every=20, per_call=per_call, step=start)
+        run(model, data, every=20, per_call=per_call, first=start)
     step = start + 7
     assert f"at step {step} (epoch {step / 10:.2f}): training has div" in str(caught.value)
     assert str(caught.value).startswith("the loss is nan")
@@ -254,10 +275,10 @@ def test_too_many_unreadable_images(model):
 def test_an_incomplete_evaluation_is_a_bug(model):
     validation = make_data(5)
     validation[2][0, 0] = 0  # not lost, only unreadable
-    run(model, make_data(1), validation=validation, evaluated_examples=20)
+    run(model, make_data(1), validation=validation, validated=20)
     for examples in (19, 21):
         with pytest.raises(RuntimeError, match=f"saw 20 images, but there are {examples}"):
-            run(model, make_data(1), validation=validation, evaluated_examples=examples)
+            run(model, make_data(1), validation=validation, validated=examples)
     with pytest.raises(RuntimeError):
         check_evaluated({"examples": 9.0, "skipped": 0.0}, 10)
     check_evaluated({"examples": 9.0, "skipped": 1.0}, 10)

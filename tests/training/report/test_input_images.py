@@ -10,6 +10,7 @@ from imagenet_fast.data.dataset import make_dataset
 from imagenet_fast.data.info import read_info
 from imagenet_fast.training.report import input_images
 from imagenet_fast.training.report.input_images import make_input_images
+from imagenet_fast.training.run import Run
 from imagenet_fast.training.step.mix import Mixer
 
 
@@ -26,9 +27,13 @@ def config(digits):
     )
 
 
+def images_of(config, mixer, step):
+    return make_input_images(Run(config, read_info(config), None), mixer, step)
+
+
 @pytest.fixture(scope="module")
 def plain(config):
-    return make_input_images(config, read_info(config), None, step=0)
+    return images_of(config, None, step=0)
 
 
 @pytest.mark.long
@@ -46,8 +51,7 @@ def test_training_images_with_their_classes(config, plain):
 
 
 def test_input_images_are_augmented_as_in_training(config, plain):
-    info = read_info(config)
-    changed = make_input_images(config.replace(flip=True), info, None, step=0)
+    changed = images_of(config.replace(flip=True), None, step=0)
     np.testing.assert_array_equal(changed.labels, plain.labels)
     mirrored = [(new == old[:, ::-1]).all() for new, old in zip(changed.images, plain.images)]
     same = [(new == old).all() for new, old in zip(changed.images, plain.images)]
@@ -64,14 +68,14 @@ def test_input_images_fill_no_cache(config, plain, cache, monkeypatch):
 
     monkeypatch.setattr("imagenet_fast.data.dataset.records_from_memory", fill)
     monkeypatch.setattr("imagenet_fast.data.dataset.batches_from_memory", fill)
-    cached = make_input_images(config.replace(cache=cache), read_info(config), None, step=0)
+    cached = images_of(config.replace(cache=cache), None, step=0)
     np.testing.assert_array_equal(cached.images, plain.images)
 
 
 @pytest.mark.long
 def test_mixed_images_are_those_of_the_mixer(config, plain):
     mixer = Mixer(1.0, 0.0, config.seed)
-    mixed = make_input_images(config, read_info(config), mixer, step=3)
+    mixed = images_of(config, mixer, step=3)
     np.testing.assert_array_equal(mixed.labels, plain.labels)
     np.testing.assert_array_equal(mixed.partners, plain.labels[::-1])
     assert 0 < mixed.shares.min() < mixed.shares.max() < 1
@@ -83,8 +87,7 @@ def test_mixed_images_are_those_of_the_mixer(config, plain):
 @pytest.mark.long
 def test_progressive_resizing(config):
     growing = config.replace(train_sizes=(8, 12), train_until="3 steps,8 steps")
-    info = read_info(config)
-    sizes = [make_input_images(growing, info, None, step).images.shape[1:3] for step in (5, 8)]
+    sizes = [images_of(growing, None, step).images.shape[1:3] for step in (5, 8)]
     assert sizes == [(12, 12), (16, 16)]
 
 
@@ -94,7 +97,7 @@ def test_images_that_cannot_be_read_are_left_out(config, monkeypatch):
     monkeypatch.setattr(
         input_images, "training_batches", lambda *_: tf.data.Dataset.from_tensors(batch)
     )
-    found = make_input_images(config, read_info(config), None, step=0)
+    found = images_of(config, None, step=0)
     assert found.labels.tolist() == [5, 7, 8]
     np.testing.assert_array_equal(found.images, images[[0, 2, 3]])
 
@@ -104,6 +107,6 @@ def test_global_random_numbers_are_unchanged(config):
     keras.utils.set_random_seed(3)
     expected = tf.random.uniform([4]).numpy(), np.random.rand(4)
     keras.utils.set_random_seed(3)
-    make_input_images(config, read_info(config), Mixer(1.0, 1.0, 0), step=0)
+    images_of(config, Mixer(1.0, 1.0, 0), step=0)
     np.testing.assert_array_equal(tf.random.uniform([4]).numpy(), expected[0])
     np.testing.assert_array_equal(np.random.rand(4), expected[1])

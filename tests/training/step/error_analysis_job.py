@@ -13,7 +13,7 @@ import numpy as np
 from imagenet_fast import Config, build_model
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.exchange import wait_for_all
-from imagenet_fast.training.evaluate import Evaluation
+from imagenet_fast.training.evaluate import Evaluator
 from imagenet_fast.training.run import make_run
 
 
@@ -23,9 +23,9 @@ def main():
     model = build_model(config)
     classifier = model.trainable_variables[-2]
     classifier.assign(classifier * 500)
-    evaluation = Evaluation(make_run(config), model, keeps_predictions=True)
-    evaluation.take(7)
-    found = evaluation.analysis()
+    evaluator = Evaluator(make_run(config), model, keeps_predictions=True)
+    evaluator.evaluate(7)
+    found = evaluator.analysis()
     cluster = Cluster.from_environment()
     path = pathlib.Path(job["out"], f"worker{cluster.index if cluster else 0}.npz")
     np.savez(path, **vars(found))

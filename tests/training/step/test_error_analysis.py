@@ -11,8 +11,8 @@ from confusion_entries import entries
 
 from imagenet_fast import Config, build_model
 from imagenet_fast.data.dataset import distributed_dataset
-from imagenet_fast.training.evaluate import Evaluation
-from imagenet_fast.training.run import make_run
+from imagenet_fast.training.evaluate import Evaluator
+from imagenet_fast.training.run import Run, make_run
 from imagenet_fast.training.step.error_analysis import Predictions
 
 JOB = pathlib.Path(__file__).with_name("error_analysis_job.py")
@@ -42,9 +42,9 @@ def model(config):
 
 @pytest.fixture(scope="module")
 def found(config, model):
-    evaluation = Evaluation(make_run(config), model, keeps_predictions=True)
-    evaluation.take(7)
-    return evaluation.analysis()
+    evaluator = Evaluator(make_run(config), model, keeps_predictions=True)
+    evaluator.evaluate(7)
+    return evaluator.analysis()
 
 
 def test_against_numpy(config, model, found):
@@ -90,9 +90,9 @@ def test_averaged_weights_are_used_and_the_model_is_unchanged(config, digits):
     for variable in model.trainable_variables:
         variable.assign(tf.zeros_like(variable))
     before = [value.copy() for value in model.get_weights()]
-    evaluation = Evaluation(make_run(config), model, keeps_predictions=True)
-    evaluation.take()
-    found = evaluation.analysis()
+    evaluator = Evaluator(make_run(config), model, keeps_predictions=True)
+    evaluator.evaluate()
+    found = evaluator.analysis()
     # With its own weights it would give one answer to all.
     assert len(set(found.confusion[:, 1])) > 1
     for value, expected in zip(model.get_weights(), before):
@@ -112,7 +112,7 @@ def analysis_of(*batches, size=2):
     info = types.SimpleNamespace(splits={"validation": split})
     options = Config(batch_size=images, image_size=size)
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
-    predictions = Predictions(strategy, options, info)
+    predictions = Predictions(Run(options, info, strategy))
 
     @tf.function(autograph=False)
     def add(*batch):
@@ -168,10 +168,10 @@ def test_no_mistake():
 
 
 def test_an_evaluation_begins_without_predictions_of_the_last_one(config, model, found):
-    evaluation = Evaluation(make_run(config), model, keeps_predictions=True)
+    evaluator = Evaluator(make_run(config), model, keeps_predictions=True)
     for step in (6, 7):
-        evaluation.take(step)
-        again = evaluation.analysis()
+        evaluator.evaluate(step)
+        again = evaluator.analysis()
         assert again.step == step
         np.testing.assert_array_equal(again.confusion, found.confusion)
         np.testing.assert_array_equal(again.images, found.images)

@@ -16,8 +16,9 @@ from imagenet_fast.optimizers import SGD, PiecewiseLinear
 from imagenet_fast.optimizers.schedules import EveryNthStep
 from imagenet_fast.training.build.selection import build_proxy_network, check_selection
 from imagenet_fast.training.checkpoints.checkpoint import Checkpoints
+from imagenet_fast.training.run import Run
 from imagenet_fast.training.step.classifier import Classifier
-from imagenet_fast.training.step.selection import Proxy, hardest
+from imagenet_fast.training.step.selection import Proxy, Selection, hardest
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.normal(size=(5, 12, 2, 2, 3)).astype("float32")
@@ -35,19 +36,23 @@ def layers(seed=1, batch_norm=False):
     return images, keras.layers.Dense(3, use_bias=False, dtype="float32", name="logits")(x)
 
 
-def classifier(batch_norm=False, **options):
-    model = Classifier(*layers(batch_norm=batch_norm), select_by_loss=0.5, **options)
+def classifier(batch_norm=False, proxy=None, **options):
+    selection = Selection(0.5, proxy)
+    model = Classifier(*layers(batch_norm=batch_norm), selection=selection, **options)
     model.compile(keras.optimizers.SGD(0.5))
     return model
 
 
 def with_proxy(every=2, **options):
-    model = classifier(label_smoothing=0.1, **options)
     schedule = EveryNthStep(PiecewiseLinear([0, 8], [0.4, 0.0]), every)
-    model.proxy = Proxy(
+    proxy = Proxy(
         keras.Model(*layers(seed=2)), SGD(schedule, 0.5), every=every, label_smoothing=0.1
     )
-    return model
+    return classifier(label_smoothing=0.1, proxy=proxy, **options)
+
+
+def weights_of_proxy(model):
+    return weights_of(model.selection.proxy.network)
 
 
 def step(model, number=0):
@@ -129,6 +134,7 @@ import tensorflow as tf
 import tf_keras as keras
 from imagenet_fast import Config, make_strategy
 from imagenet_fast.training.step.classifier import Classifier
+from imagenet_fast.training.step.selection import Selection
 
 images = np.random.default_rng(3).normal(size=(8, 2, 2, 3)).astype("float32")
 labels = np.arange(8) % 3
@@ -136,7 +142,7 @@ keras.utils.set_random_seed(1)
 with make_strategy(Config(logical_cpus=2)).scope():
     inputs = keras.Input((2, 2, 3))
     dense = keras.layers.Dense(3, use_bias=False)
-    model = Classifier(inputs, dense(keras.layers.Flatten()(inputs)), select_by_loss=0.5)
+    model = Classifier(inputs, dense(keras.layers.Flatten()(inputs)), selection=Selection(0.5))
     model.compile(keras.optimizers.SGD(0.5))
 kernel = dense.kernel.numpy().astype("float64")
 data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(8)
@@ -180,10 +186,10 @@ def in_numpy(main, proxy, steps, every=2):
 @pytest.mark.parametrize("xla", [False, True])
 def test_a_proxy_selects_and_is_trained(xla):
     model = with_proxy(xla=xla)
-    (main,), (proxy,) = weights_of(model), weights_of(model.proxy.network)
+    (main,), (proxy,) = weights_of(model), weights_of_proxy(model)
     for number in range(5):
         step(model, number)
-    found = [*weights_of(model), *weights_of(model.proxy.network)]
+    found = [*weights_of(model), *weights_of_proxy(model)]
     assert_close(found, in_numpy(main, proxy, 5), 1e-5)
     for other in (in_numpy(main, proxy, 5, every=1), in_numpy(main, main, 5)):
         assert max(np.abs(a - b).max() for a, b in zip(found, other)) > 1e-3
@@ -201,7 +207,7 @@ def test_a_resumed_run_has_the_proxys_state(tmp_path):
     assert Checkpoints(resumed, options).restore() == {}
     for number in (3, 4):
         assert step(run, number) == step(resumed, number)
-    assert_close(weights_of(resumed.proxy.network), weights_of(run.proxy.network), 0)
+    assert_close(weights_of_proxy(resumed), weights_of_proxy(run), 0)
     assert_close(weights_of(resumed), weights_of(run), 0)
 
 
@@ -223,12 +229,12 @@ def test_a_built_model_with_a_proxy():
         model="airbench94", proxy_model="airbench96_proxy", select_by_loss=0.25, **options
     )
     model = build_model(config)
-    before = weights_of(model.proxy.network)
+    before = weights_of_proxy(model)
     images = np.random.default_rng(0).integers(0, 256, (32, 16, 16, 3), np.uint8)
     found = model.train_on_batch(images, np.arange(32) % 10, return_dict=True)
     assert found["examples"] == 8
-    assert any((a != b).any() for a, b in zip(weights_of(model.proxy.network), before))
-    whitening = model.proxy.network.get_layer("airbench96_proxy").get_layer("whitening")
+    assert any((a != b).any() for a, b in zip(weights_of_proxy(model), before))
+    whitening = model.selection.proxy.network.get_layer("airbench96_proxy").get_layer("whitening")
     assert np.abs(whitening.kernel - np.round(whitening.kernel)).max() > 0.01
 
 
@@ -243,7 +249,8 @@ def test_a_built_model_with_a_proxy():
 def test_what_cannot_be_selected(changes, replicas, message):
     strategy = types.SimpleNamespace(num_replicas_in_sync=replicas)
     with pytest.raises(UserError, match=message):
-        check_selection(SMALL.replace(select_by_loss=0.25, **changes), strategy)
+        config = SMALL.replace(select_by_loss=0.25, **changes)
+        check_selection(Run(config, None, strategy))
 
 
 def test_pipelines_do_not_select():
@@ -254,4 +261,4 @@ def test_pipelines_do_not_select():
 def test_a_mirrored_strategy_of_one_replica_has_no_proxy():
     config = SMALL.replace(select_by_loss=0.25, proxy_model="resnet8")
     with pytest.raises(UserError, match="proxy_model is for strategy=one_device, not for Mirr"):
-        check_selection(config, tf.distribute.MirroredStrategy(["CPU:0"]))
+        check_selection(Run(config, None, tf.distribute.MirroredStrategy(["CPU:0"])))

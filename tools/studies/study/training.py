@@ -13,7 +13,7 @@ import tf_keras as keras
 from imagenet_fast.base import environment
 from imagenet_fast.data.dataset import make_dataset
 from imagenet_fast.training.build.model import build_model
-from imagenet_fast.training.build.schedule import total_steps
+from imagenet_fast.training.schedule_steps import total_steps
 from imagenet_fast.training.step.classifier import Classifier
 from study.settings import PLAIN, Setting
 

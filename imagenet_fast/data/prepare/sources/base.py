@@ -20,7 +20,7 @@ class Item(NamedTuple):
     """One labelled image of a source.
 
     Attributes:
-      image: an image file as bytes, or raw uint8 pixels of shape (height, width) for grayscale or
+      image: an image file as bytes, or raw uint8 pixels of shape (height, width) for greyscale or
         (height, width, 3) for RGB; or why it cannot be used.
       label: index of the class.
       filename: its name in the source, for display.

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1,797 real grayscale images in its package."""
+"""scikit-learn's handwritten digits: 1,797 real greyscale images in its package."""
 
 from __future__ import annotations
 

@@ -1,9 +1,27 @@
+import importlib
+import pkgutil
+
 import numpy as np
 import pytest
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.data.prepare import sources
 from imagenet_fast.data.prepare.sources import KINDS, open_source
 from imagenet_fast.data.prepare.sources.arrays import ArraySource
+
+
+def test_kinds_are_the_sources_of_all_modules():
+    modules = (
+        importlib.import_module(f"{sources.__name__}.{found.name}")
+        for found in pkgutil.iter_modules(sources.__path__)
+    )
+    functions = {
+        name.removeprefix("open_"): value
+        for module in modules
+        for name, value in vars(module).items()
+        if name.startswith("open_") and value.__annotations__["return"].endswith("Source")
+    }
+    assert functions == KINDS
 
 
 def test_unknown_kind_suggests_the_nearest():

@@ -6,7 +6,8 @@ import pytest
 
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo, SplitInfo
-from imagenet_fast.training.run_summary import image_memory
+from imagenet_fast.training.first_line import image_memory
+from imagenet_fast.training.run import Run
 
 
 @pytest.mark.parametrize(
@@ -29,4 +30,4 @@ def test_summary_has_the_memory_of_images(options, told):
     split = SplitInfo(("train-00000-of-00001",), (1000,), bytes=100_000_000, examples=1000)
     validation = dataclasses.replace(split, examples=500)
     info = DatasetInfo("data", ("a",), 0, {"train": split, "validation": validation})
-    assert image_memory(Config(**options), info) == told
+    assert image_memory(Run(Config(**options), info, None)) == told

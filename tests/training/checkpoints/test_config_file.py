@@ -8,7 +8,7 @@ import pytest
 
 from imagenet_fast import Config, UserError, commands, read_config
 from imagenet_fast.base.notices import warn_once
-from imagenet_fast.training.run_config import config_of_run, stored_config
+from imagenet_fast.training.checkpoints.config_file import config_of_run, stored_config
 
 # Values of the options that a run's file may not give.
 FOREIGN = {
@@ -85,10 +85,10 @@ def test_a_bucket_is_read_only_if_the_command_line_names_it(run, tmp_path, capsy
 
 
 def test_the_bucket_of_the_run_is_named(run, monkeypatch):
-    from imagenet_fast.training import run_config
+    from imagenet_fast.training.checkpoints import config_file
 
     text = Config(data_dir="gs://mine/data").to_json()
-    monkeypatch.setattr(run_config, "read_bounded", lambda *_: text.encode())
+    monkeypatch.setattr(config_file, "read_bounded", lambda *_: text.encode())
     assert read_config("gs://mine/runs/1").data_dir == "gs://mine/data"
     assert read_config("gs://yours/runs/1").data_dir == ""
 

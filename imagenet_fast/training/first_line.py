@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-import tensorflow as tf
 
 from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.options import DataOptions
 from imagenet_fast.distribute.batch_norm_groups import images_together
 from imagenet_fast.distribute.devices import RunDevices, run_devices
 from imagenet_fast.distribute.strategy import devices_of, per_replica_batch_size
-from imagenet_fast.models.options import ModelOptions
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.training.run import Run
 from imagenet_fast.training.step.classifier import Classifier
 
 
-def run_summary(run: Run, model: Classifier, first_step: int) -> str:
+def first_line_of(run: Run, model: Classifier, first_step: int) -> str:
     """Returns a one-line summary of a run, for its start.
 
     Args:
@@ -33,10 +30,10 @@ def run_summary(run: Run, model: Classifier, first_step: int) -> str:
         f"{per_replica_batch_size(config, strategy)}"
         + (f" in {parts} micro-batches" if parts > 1 else "")
         + _stages(model.pipeline)
-        + _batch_norm(config, strategy)
+        + _batch_norm(run)
         + f"; {run.total_steps} steps of {run.steps_per_epoch} an epoch"
         + (f", from step {first_step}" if first_step else "")
-        + image_memory(config, info)
+        + image_memory(run)
         + _class_weights(model, info)
         + (f"; classes sampled: {config.sampling}" if config.sampling else "")
     )
@@ -64,17 +61,19 @@ def _class_weights(model: Classifier, info: DatasetInfo) -> str:
     )
 
 
-def batch_norm_images(options: ModelOptions, strategy: tf.distribute.Strategy) -> int:
+def batch_norm_images(run: Run) -> int:
     """Returns the number of images in a batch-norm group."""
-    at_once = per_replica_batch_size(options, strategy) // options.accumulation_steps
-    return images_together(options.batch_norm_batch_size, at_once, strategy.num_replicas_in_sync)
+    config, strategy = run.config, run.strategy
+    at_once = per_replica_batch_size(config, strategy) // config.accumulation_steps
+    return images_together(config.batch_norm_batch_size, at_once, strategy.num_replicas_in_sync)
 
 
-def image_memory(options: DataOptions, info: DatasetInfo) -> str:
+def image_memory(run: Run) -> str:
     """Returns, as text, the memory of images on each device or in each host's shuffle buffer.
 
     With a cache, the buffer holds only indices.
     """
+    options, info = run.config, run.info
     if options.data_on_device:
         sizes = {"train": options.image_size}
         pixels = sum(
@@ -96,8 +95,8 @@ def _stages(pipeline: Pipeline | None) -> str:
     return f" through {len(balance)} stages of {', '.join(map(str, balance))} blocks"
 
 
-def _batch_norm(options: ModelOptions, strategy: tf.distribute.Strategy) -> str:
-    requested, images = options.batch_norm_batch_size, batch_norm_images(options, strategy)
+def _batch_norm(run: Run) -> str:
+    requested, images = run.config.batch_norm_batch_size, batch_norm_images(run)
     if not requested:
         return ""
     return f", batch norm of {images} images" + f" ({requested} requested)" * (requested != images)
