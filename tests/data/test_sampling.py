@@ -1,5 +1,6 @@
 """Images of given classes in given shares, in an order that resumes."""
 
+import functools
 import json
 import pathlib
 import re
@@ -34,7 +35,8 @@ def copies(sampling, epoch, total):
 def test_classes_have_their_shares_and_images_of_a_class_too(shares, total):
     shares = np.array(shares) / np.sum(shares)
     sampling = Sampling(CLASSES, shares, seed=3)
-    drawn = np.stack([copies(sampling, epoch, total) for epoch in range(200)])
+    draw = tf.function(functools.partial(sampling.copies, total=total))
+    drawn = np.stack([draw(tf.constant(epoch, tf.int64)) for epoch in range(200)])
     assert (drawn.sum(axis=1) == total).all()
     for label, share in enumerate(shares):
         own = drawn[:, label == CLASSES]
@@ -90,7 +92,7 @@ def test_an_epoch_has_each_class_equally_often():
 
 def test_a_resumed_order_is_the_uninterrupted_one():
     (whole,) = order()
-    for first in (1, 5, 7):
+    for first in (1, 7):
         (resumed,) = order(first_step=first)
         np.testing.assert_array_equal(resumed, whole[first:])
 
@@ -133,8 +135,8 @@ def config_of(data_dir, **options):
     ).replace(**options)
 
 
-@pytest.mark.parametrize("cache", ["none", "encoded", "decoded"])
-def test_batches(unbalanced, cache):
+@pytest.mark.parametrize("cache", ["encoded", "decoded"])
+def test_batches_of_a_cache(unbalanced, cache):
     data = make_dataset(config_of(unbalanced, cache=cache), "train")
     labels = np.concatenate([labels for _, labels, _ in data])
     assert np.bincount(labels).tolist() == [20, 20, 20]
@@ -229,14 +231,22 @@ def test_where_it_would_have_no_effect():
 def test_files_that_cannot_be_used(unbalanced, tmp_path, option, content, reason):
     path = tmp_path / "values.json"
     path.write_text(content)
-    config = config_of(unbalanced, sampling="").replace(**{option: str(path)})
     with pytest.raises(UserError, match=f"{option}: .*{reason}"):
-        build_model(config, model=small_network)
-        make_dataset(config, "train")
+        use(unbalanced, option, str(path))
+
+
+@pytest.mark.parametrize("option", ["sampling", "class_weights"])
+def test_files_that_are_not_there(unbalanced, tmp_path, option):
     with pytest.raises(UserError, match=f"{option}: balance cannot .*; did you mean 'balanced'"):
-        build_model(config.replace(**{option: "balance"}), model=small_network)
-        make_dataset(config.replace(**{option: "balance"}), "train")
-    path.unlink()
+        use(unbalanced, option, "balance")
     with pytest.raises(UserError, match=f"{option}: .*values.json cannot be read: No such file"):
-        build_model(config, model=small_network)
+        use(unbalanced, option, str(tmp_path / "values.json"))
+
+
+def use(data_dir, option, value):
+    """Does what reads the option."""
+    config = config_of(data_dir, sampling="").replace(**{option: value})
+    if option == "sampling":
         make_dataset(config, "train")
+    else:
+        build_model(config, model=small_network)

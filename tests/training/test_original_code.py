@@ -292,6 +292,11 @@ SHARED_OPTIONS = {field.name for field in dataclasses.fields(SharedOptions)}
 NETWORK_OPTIONS = {field.name for field in dataclasses.fields(ModelOptions)} - SHARED_OPTIONS
 
 
+@functools.lru_cache
+def config_of(recipe: str) -> Config:
+    return Config.from_flagfile(recipe)
+
+
 def images_of(config: Config) -> int:
     return CIFAR10_IMAGES if config.data_on_device else IMAGES
 
@@ -340,6 +345,7 @@ def layers_of(config: Config, kind: type) -> list[keras.layers.Layer]:
     return [layer for layer in network(config).submodules if isinstance(layer, kind)]
 
 
+@functools.lru_cache
 def stepped(config: Config, start: float, *gradients: float, later: bool = False) -> Any:
     """The run's optimizer, after steps with constant gradients.
 
@@ -639,7 +645,7 @@ PROBES = {
     ],
 )
 def test_a_run_does_what_the_original_code_does(recipe, row):
-    config = Config.from_flagfile(recipe)
+    config = config_of(recipe)
     if row.what.startswith("rate at step "):
         measured = rate_at(config, int(row.what.rpartition(" ")[2]))
     else:

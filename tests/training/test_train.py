@@ -224,19 +224,19 @@ def test_profile_steps_beyond_the_run(config):
 # --- Going on
 
 
-def test_only_a_run_killed_before_its_error_analysis_predicts_again(config, tmp_path, capsys):
-    config = config.replace(model_dir=str(tmp_path), duration="2 steps", tensorboard=False)
-    train(config, model=small_network)
-    assert "analyzing errors" not in capsys.readouterr().err
-    expected = load_error_analysis(str(tmp_path), 10)
-    (tmp_path / "examination.npz").unlink()
-    (tmp_path / "report.html").unlink()
-    train(config, model=small_network)
+def test_a_run_killed_before_its_error_analysis_predicts_again(config, summary, tmp_path, capsys):
+    """No other run does: test_a_finished_run_is_unchanged."""
+    expected = load_error_analysis(config.model_dir, 10)
+    run = tmp_path / "run"
+    shutil.copytree(config.model_dir, run)
+    (run / "examination.npz").unlink()
+    (run / "report.html").unlink()
+    train(config.replace(model_dir=str(run)))
     assert "analyzing errors: predicting 359 validation images (" in capsys.readouterr().err
-    found = load_error_analysis(str(tmp_path), 10)
+    found = load_error_analysis(str(run), 10)
     for name, value in vars(expected).items():
         np.testing.assert_array_equal(getattr(found, name), value)
-    assert "Worst mistakes" in (tmp_path / "report.html").read_text()
+    assert "Worst mistakes" in (run / "report.html").read_text()
 
 
 @pytest.mark.long
@@ -546,26 +546,20 @@ def test_a_run_does_not_resume_with_more_or_fewer_images(config, summary, tmp_pa
     assert_same_weights(weights_in(run), weights_in(config.model_dir))
 
 
-def test_a_run_resumes_with_other_images_of_the_same_number(config, tmp_path, capsys):
+def test_a_run_resumes_with_other_images_of_the_same_number(stopped, tmp_path, capsys):
     """It says so."""
-    data = tmp_path / "data"
-    run = config.replace(
-        data_dir=str(data),
-        model_dir=str(tmp_path / "run"),
-        duration="1 steps",
-        eval_every="10 steps",
-        tensorboard=False,
-        examine=False,
-    )
-    shutil.copytree(config.data_dir, data)
-    train(run, model=small_network)
+    data, model_dir = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(stopped[0].model_dir, model_dir)
+    shutil.copytree(stopped[0].data_dir, data)
     manifest = json.loads((data / "manifest.json").read_text())
     manifest["splits"]["train"]["shards"][0]["sha256"] = "0" * 64
     (data / "manifest.json").write_text(json.dumps(manifest))
-    assert train(run.replace(duration="2 steps"), model=small_network)["steps"] == 2
+    run = stopped[0].replace(data_dir=str(data), model_dir=str(model_dir), stop_at_accuracy=0.99)
+    run = run.replace(duration="11 steps", profile_steps=())
+    assert train(run, model=small_network)["steps"] == 11
     assert f"{data} has changed since the last checkpoint" in capsys.readouterr().err
     # From here on, this is the run's data; and nothing is said where nothing is trained.
-    train(run.replace(duration="2 steps"), model=small_network)
+    train(run, model=small_network)
     assert "has changed" not in capsys.readouterr().err
 
 
