@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from small_config import SMALL
+from small_network import small_network
 
 from imagenet_fast import Config, UserError, build_model, make_dataset, train
 from imagenet_fast.optimizers.by_name import make_optimizer
@@ -45,7 +46,7 @@ def make(name, **changes):
     ],
 )
 def test_addons_train(name):
-    model = build_model(RUN.replace(optimizer=name, weight_decay_on="all"))
+    model = build_model(RUN.replace(optimizer=name, weight_decay_on="all"), model=small_network)
     before = [v.numpy() for v in model.trainable_variables]
     model.fit(make_dataset(RUN, "train"), epochs=1, steps_per_epoch=2, verbose=0)
     moved = [np.abs(v.numpy() - b).max() for v, b in zip(model.trainable_variables, before)]
@@ -87,8 +88,9 @@ def test_a_run_logs_the_learning_rate_of_each_step(tmp_path, name):
         duration="4 steps",
         log_every="1 step",
         tensorboard=False,
+        examine=False,
     )
-    train(config)
+    train(config, model=small_network)
     rows = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     rates = [row["learning_rate"] for row in rows if row["kind"] == "train"]
     np.testing.assert_allclose(rates, [0.01, 0.0075, 0.005, 0.0025], rtol=1e-5)

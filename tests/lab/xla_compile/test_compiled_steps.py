@@ -120,7 +120,10 @@ def differences(found, steps=2):
     [
         pytest.param({"batch_norm_batch_size": 64}, marks=pytest.mark.long),
         {"batch_norm_batch_size": 16, "all_reduce": "torus_2d", "ema_decay": 0.9},
-        {"batch_norm_batch_size": 4, "accumulation_steps": 2, "clip_norm": 1.0},
+        pytest.param(
+            {"batch_norm_batch_size": 4, "accumulation_steps": 2, "clip_norm": 1.0},
+            marks=pytest.mark.long,
+        ),
         {"optimizer": "lars", "fusion_segments": (5,), "learning_rate": 5.0},
     ],
     ids=["all", "groups", "parts", "each"],
@@ -140,6 +143,8 @@ def test_replicas_in_half_precision(lowered):
     assert 1e-5 < found["optimizer"].share < 0.05
 
 
+# In the default run, the sum over half of the replicas is found, below.
+@pytest.mark.long
 def test_a_sum_in_place_of_a_mean_is_found(lower_anew, monkeypatch):
     original = Classifier._gradients
     monkeypatch.setattr(
