@@ -9,6 +9,7 @@
 #                                                steps for TPUs and GPUs (-m compile: also the
 #                                                long tests)
 #   tools/test.sh beam [PYTEST-ARGUMENT ...]     with Apache Beam: prepare --runner=beam
+#   tools/test.sh install                        no tests: installs what the last three need
 set -euo pipefail
 unset CDPATH
 cd "$(dirname "$0")/.."
@@ -31,6 +32,12 @@ add_environment() {
   tools/install.sh ".venv-$1" "$1"
 }
 
+if [ "${1-}" = install ]; then
+  tools/install.sh .venv-addons test,addons
+  add_environment compile
+  add_environment beam
+  exit
+fi
 export TF_CPP_MIN_LOG_LEVEL=2
 # Modules are compiled once, and not by each of the many processes that tests start.
 unset PYTHONDONTWRITEBYTECODE
