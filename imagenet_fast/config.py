@@ -13,7 +13,7 @@ from typing import Any
 
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.former_names import without_removed
+from imagenet_fast.base.former_names import with_todays_options
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import parse, require_option
 from imagenet_fast.base.outside import MAX_JSON, parse_json, read_bounded
@@ -92,7 +92,7 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
             values = parse_json(text, dict[str, Any])
         except ValueError as error:
             raise UserError(f"not a configuration: {error}") from None
-        values, missed = without_removed(values)
+        values, missed = with_todays_options(values)
         for reason in missed:
             warn_once(f"this run's {reason}")
         for name in values:

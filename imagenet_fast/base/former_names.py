@@ -114,7 +114,7 @@ def advice(name: str) -> str:
     return texts.get(name) or texts.get(name.removeprefix("no")) or ""
 
 
-def without_removed(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def with_todays_options(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Returns a run's options without former ones, replaced by those that mean the same today.
 
     Warns of each that was given and is replaced.

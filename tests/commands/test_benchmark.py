@@ -86,7 +86,7 @@ def test_flags_and_files_of_the_resnet9_benchmark(calls, capsys, tmp_path):
     assert run(["benchmark", "resnet9", *flags]) == 0
     ((config, counts),) = calls
     assert (config.width, config.precision, config.xla) == (0, "mixed_bfloat16", True)
-    assert (config.data_dir, config.activation) == ("somewhere", "relu")
+    assert (config.data_dir, config.activation) == ("somewhere", "auto")
     assert counts["steps"] == 2
     options = json.loads((tmp_path / "width64_mixed_bfloat16_xla.json").read_text())["options"]
     assert options == {

@@ -560,7 +560,7 @@ def largest_changes_of_grey(config: Config) -> tuple[float, ...]:
 
 
 def black_and_white(config: Config) -> tuple[float, float]:
-    normalize = PixelNormalization(*config.pixel_normalization)
+    normalize = PixelNormalization(config.pixel_mean, config.pixel_std)
     pixels = normalize(tf.constant([[[[0, 0, 0], [255, 255, 255]]]], tf.uint8)).numpy()
     return float(pixels[0, 0, 0, 0]), float(pixels[0, 0, 1, 0])
 

@@ -278,9 +278,9 @@ class _MakeShard(beam.DoFn):  # type: ignore[misc]
     def setup(self) -> None:
         """Prepares a worker."""
         warnings.filterwarnings("ignore", module="PIL")  # about metadata that is not used
-        launcher = os.environ.get(_LAUNCHER, "")
-        if launcher not in ("", str(os.getpid())):
-            _begin_process(self._tasks, int(launcher))
+        launcher = _launcher()
+        if launcher:
+            _begin_process(self._tasks, launcher)
 
     def process(self, place: tuple[int, int]) -> None:
         """Makes a shard, given the offset and the number of bytes of its task."""
@@ -302,6 +302,8 @@ class _MakeShard(beam.DoFn):  # type: ignore[misc]
                 file.seek(offset)
                 return parse_json(file.read(size), _Line)
         except FileNotFoundError:
+            if _launcher():  # Beam would print the error with a traceback, after the command's own
+                os._exit(1)
             raise UserError(f"{path}: is gone: the command that started this has ended") from None
         except ValueError as error:
             raise UserError(f"{path}: is damaged ({error}): rerun the command") from None
@@ -310,6 +312,12 @@ class _MakeShard(beam.DoFn):  # type: ignore[misc]
         self._images.inc()
         if skipped:
             self._bad_images.inc()
+
+
+def _launcher() -> int | None:
+    """Returns the process on this machine that started this one for Beam; None: there is none."""
+    launcher = os.environ.get(_LAUNCHER, "")
+    return None if launcher in ("", str(os.getpid())) else int(launcher)
 
 
 @functools.lru_cache

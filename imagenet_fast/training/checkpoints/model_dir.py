@@ -16,7 +16,7 @@ from typing import Any
 
 from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.base.files import write_file
-from imagenet_fast.base.former_names import without_removed
+from imagenet_fast.base.former_names import with_todays_options
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.outside import MAX_JSON, read_bounded, read_json
@@ -173,7 +173,7 @@ def check_model_dir(config: Config, labels: Sequence[str]) -> None:
             )
         return
     earlier = stored_config(config.model_dir)
-    _, missed = without_removed(read_json(directory / CONFIG_FILE, dict[str, Any]))
+    _, missed = with_todays_options(read_json(directory / CONFIG_FILE, dict[str, Any]))
     if missed:
         raise UserError(
             f"the run in {directory} can be used but not resumed: {missed[0]}; choose another "

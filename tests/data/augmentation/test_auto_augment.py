@@ -176,7 +176,9 @@ WIDE = {
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
-@pytest.mark.parametrize("n", [0, 1, 8, 15, 29, 30])
+@pytest.mark.parametrize(
+    "n", [0, 8, 30, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 15, 29))]
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_trivial_augment_has_torchvisions_ranges(name, n, sign):
     for image in IMAGES:

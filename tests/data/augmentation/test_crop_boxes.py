@@ -163,7 +163,7 @@ def distance(one, other):
     return np.abs(cdfs[0] - cdfs[1]).max()
 
 
-@pytest.mark.parametrize("attempts", [1, 10])
+@pytest.mark.parametrize("attempts", [pytest.param(1, marks=pytest.mark.long), 10])
 @pytest.mark.parametrize("min_area", [0.08, 0.5])
 @pytest.mark.parametrize("size", [(375, 500), (200, 700), (700, 200), (28, 28), (8, 8)])
 def test_inception_boxes_are_distributed_as_tensorflows(draw_boxes, size, min_area, attempts):

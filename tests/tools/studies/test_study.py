@@ -250,23 +250,34 @@ RUN_FOLDER = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], ru
 PROGRAM = ("-c", RUN_FOLDER, STUDIES)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--seeds=0"], "seeds, jobs and runs_in_a_process must be positive"),
-        ([], "give --data_dir"),
-        (["--report"], "contains no run: train some first"),
-        (
-            ["--data_dir=x", "--only=scale"],
-            "no experiment 'scale'; did you mean 'scaling'?",
-        ),
-    ],
-)
-def test_mistakes(tmp_path, run_python, arguments, message):
-    log = f"--log={tmp_path / 'x'}"
-    finished = run_python([*PROGRAM, "large_batch", log, *arguments], check=False)
-    assert finished.returncode == 2
-    assert message in finished.stderr
+# The same for each of the lists of arguments, in JSON.
+RUN_FOLDER_OFTEN = """
+import json, runpy, sys
+for arguments in json.loads(sys.argv.pop()):
+    sys.argv = [sys.argv[1], *arguments]
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as error:
+        print(error.code)
+    sys.argv = ["-c", sys.argv[0]]
+    print(file=sys.stderr)
+"""
+
+
+def test_mistakes(tmp_path, run_python):
+    mistakes = {
+        "seeds, jobs and runs_in_a_process must be positive": ["--seeds=0"],
+        "give --data_dir": [],
+        "contains no run: train some first": ["--report"],
+        "no experiment 'scale'; did you mean 'scaling'?": ["--data_dir=x", "--only=scale"],
+    }
+    given = [["large_batch", f"--log={tmp_path / 'x'}", *own] for own in mistakes.values()]
+    finished = run_python(["-c", RUN_FOLDER_OFTEN, STUDIES, json.dumps(given)])
+    assert finished.stdout.split() == ["2"] * len(mistakes)
+    told = finished.stderr.strip().split("\n\n")
+    assert len(told) == len(mistakes)
+    for message, errors in zip(mistakes, told):
+        assert message in errors
 
 
 @pytest.mark.long
