@@ -13,7 +13,7 @@ import time
 import traceback
 
 import numpy as np
-import tf_keras as keras
+import keras
 
 from imagenet_fast import Config, commands, evaluate, export, train
 from imagenet_fast.base.files import LineFile, write_file, write_results

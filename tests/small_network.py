@@ -1,6 +1,6 @@
 """A network of one's own, of which a whole run is made in seconds."""
 
-import tf_keras as keras
+import keras
 
 
 def small_network(num_classes, image_shape):

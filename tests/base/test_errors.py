@@ -1,6 +1,6 @@
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 from imagenet_fast.base.errors import UserError, nearest
 

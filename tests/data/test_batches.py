@@ -4,7 +4,7 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 from PIL import Image
 
 from imagenet_fast import Config

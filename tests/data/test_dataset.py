@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 from imagenet_fast import Config, UserError, make_dataset
 from imagenet_fast.data import dataset as datasets

@@ -13,7 +13,7 @@ import sys
 
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 from imagenet_fast import Config, UserError, make_strategy
 from imagenet_fast.distribute import all_reduce

@@ -14,7 +14,7 @@ import sys
 
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
+import keras
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
 
 from imagenet_fast.distribute import all_reduce, connect, group_sum, workers

@@ -16,7 +16,7 @@ import tempfile
 
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
+import keras
 from tensorflow.python import pywrap_tfe
 
 from imagenet_fast import Config

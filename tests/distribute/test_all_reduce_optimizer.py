@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 from imagenet_fast import UserError
 from imagenet_fast.distribute.all_reduce import AllReduce

@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow as tf
-import tf_keras
+import keras
 
 from imagenet_fast import Config
 from imagenet_fast.base.errors import UserError

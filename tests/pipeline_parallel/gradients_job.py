@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 from imagenet_fast.layers import Dropout
 from imagenet_fast.layers.micro_batch import micro_batch

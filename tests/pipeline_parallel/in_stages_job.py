@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 from imagenet_fast.pipeline_parallel.gpipe import GPipe
 from imagenet_fast.pipeline_parallel.placement import stage_devices

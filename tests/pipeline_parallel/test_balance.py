@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-import tf_keras as keras
+import keras
 
 from imagenet_fast import UserError
 from imagenet_fast.pipeline_parallel.balance import balance_for, best_balance

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 from imagenet_fast import UserError, models
 from imagenet_fast.models.amoebanet import amoebanet_blocks

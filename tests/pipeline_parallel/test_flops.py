@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 from imagenet_fast.pipeline_parallel.flops import flops
 

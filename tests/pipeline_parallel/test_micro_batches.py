@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches, check_batch, check_outputs

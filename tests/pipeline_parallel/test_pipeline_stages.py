@@ -10,7 +10,7 @@ import gc
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import Dropout

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 from PIL import Image
 from small_config import SMALL
 from small_network import small_network

@@ -9,7 +9,7 @@ import pathlib
 import sys
 
 import numpy as np
-import tf_keras as keras
+import keras
 
 from imagenet_fast import Config, build_model, make_dataset, make_strategy
 from imagenet_fast.data.info import read_info

@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 from model_weights import weights_in
 from small_network import small_network
 

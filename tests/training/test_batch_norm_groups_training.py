@@ -7,7 +7,7 @@ import pathlib
 import batch_norm_groups_job as job
 import numpy as np
 import pytest
-import tf_keras as keras
+import keras
 
 from imagenet_fast import Config, UserError, build_model
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy

@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 from equivalence_job import with_batch_norm
 
 from imagenet_fast import Config, build_model, make_dataset

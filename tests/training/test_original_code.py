@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.config import Config

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 from imagenet_fast import Config, UserError, build_model, evaluate, export, make_dataset, train
 from imagenet_fast.base.option import option_text
@@ -524,7 +524,7 @@ def test_names():
 
 
 MODULE = """
-import tf_keras as keras
+import keras
 
 def build(num_classes, image_shape):
     flat = keras.layers.Flatten()

@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 from model_weights import weights_in
 from program_job import train_with_each
 from small_network import small_network

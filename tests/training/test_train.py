@@ -15,7 +15,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 from forking import load_launcher
 from model_weights import weights_in
 from small_network import small_network
@@ -272,7 +272,7 @@ def test_a_finished_run_is_unchanged(config, summary, capsys):
 
 KILLED = """
 import os, pathlib, signal, sys
-import tf_keras as keras
+import keras
 from imagenet_fast import Config, train
 
 class Kill(keras.callbacks.Callback):

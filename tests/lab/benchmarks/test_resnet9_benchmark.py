@@ -4,7 +4,7 @@ import pathlib
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config

@@ -9,7 +9,7 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 from imagenet_fast import Config, UserError
 from imagenet_fast.optimizers import LARS, SGD, GradualWarmup, StepDecay

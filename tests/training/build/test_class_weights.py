@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-import tf_keras as keras
+import keras
 from model_weights import assert_close, weights_of
 from sklearn.utils.class_weight import compute_class_weight
 from small_network import small_network

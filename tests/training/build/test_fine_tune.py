@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-import tf_keras as keras
+import keras
 from small_config import SMALL
 
 from imagenet_fast import Config, UserError, build_model, export, make_dataset, models, train

@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 from small_config import SMALL
 
 from imagenet_fast import Config, UserError, build_model, models

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 from small_config import SMALL
 
 from imagenet_fast import build_model, make_dataset

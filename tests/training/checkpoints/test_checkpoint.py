@@ -7,7 +7,7 @@ import checkpoint_writer as writer
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 from imagenet_fast import Config, UserError
 from imagenet_fast.training.checkpoints import checkpoint

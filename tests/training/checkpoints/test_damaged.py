@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 from model_weights import weights_in
 
 from imagenet_fast import Config, UserError, train

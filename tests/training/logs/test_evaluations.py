@@ -4,7 +4,7 @@ import json
 import types
 
 import pytest
-import tf_keras as keras
+import keras
 
 from imagenet_fast import Config
 from imagenet_fast.training.logs.evaluations import Evaluations

@@ -5,7 +5,7 @@ import types
 
 import numpy as np
 import pytest
-import tf_keras as keras
+import keras
 
 from imagenet_fast import Config, UserError
 from imagenet_fast.training.logs.clock import Clock

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 
 from imagenet_fast import Config
 from imagenet_fast.data.dataset import make_dataset

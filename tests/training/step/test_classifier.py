@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 from model_weights import assert_close, weights_of
 
 from imagenet_fast.base.errors import UserError
@@ -530,7 +530,7 @@ def test_evaluation_averages_the_logits_of_views():
 REPLICAS = """
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
+import keras
 from imagenet_fast import Config, make_strategy
 from imagenet_fast.training.step.classifier import Classifier
 from imagenet_fast.base.errors import UserError

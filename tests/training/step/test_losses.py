@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 from model_weights import assert_close, weights_of
 from small_config import SMALL
 

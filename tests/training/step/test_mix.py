@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 from model_weights import assert_close, weights_of
 from small_config import SMALL
 
@@ -362,7 +362,7 @@ def test_xla_takes_the_same_steps(accumulation_steps):
 REPLICAS = """
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
+import keras
 from imagenet_fast import Config, make_strategy
 from imagenet_fast.training.step.classifier import Classifier
 from imagenet_fast.training.step.mix import Mixer

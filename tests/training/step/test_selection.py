@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
+import keras
 from model_weights import assert_close, weights_of
 from small_config import SMALL
 
@@ -131,7 +131,7 @@ def test_evaluation_is_of_all_images():
 REPLICAS = """
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
+import keras
 from imagenet_fast import Config, make_strategy
 from imagenet_fast.training.step.classifier import Classifier
 from imagenet_fast.training.step.selection import Selection

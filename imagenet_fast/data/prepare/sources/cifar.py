@@ -118,7 +118,7 @@ def _find_in_keras_cache(name: str) -> Path:
                 return path
     raise UserError(
         f"{name}: not in Keras' cache, {' or '.join(map(str, folders))}; give --source_path, or "
-        f'download it with `python -c "import tf_keras; tf_keras.datasets.{name}.load_data()"`'
+        f'download it with `python -c "import keras; keras.datasets.{name}.load_data()"`'
     )
 
 

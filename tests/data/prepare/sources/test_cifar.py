@@ -140,14 +140,14 @@ def test_empty_keras_cache(home, monkeypatch):
     assert str(caught.value) == (
         f"cifar10: not in Keras' cache, {home}/cache/datasets or {home}/.keras/datasets; give "
         "--source_path, or download it with "
-        '`python -c "import tf_keras; tf_keras.datasets.cifar10.load_data()"`'
+        '`python -c "import tf_keras; keras.datasets.cifar10.load_data()"`'
     )
 
 
 @pytest.mark.parametrize("kind", ["cifar10", "cifar100"])
 def test_cache_of_the_installed_keras(home, monkeypatch, kind):
-    data_utils = pytest.importorskip("tf_keras.src.utils.data_utils")
-    datasets = pytest.importorskip("tf_keras.datasets")
+    data_utils = pytest.importorskip("keras.src.utils.file_utils")
+    datasets = pytest.importorskip("keras.datasets")
 
     def download(url, path, progress):
         (home / "made").mkdir()
