@@ -73,7 +73,8 @@ if KERAS_2:
             self.update_step(gradient, variable, self.learning_rate)
 
 else:
-    pass
+    from keras import ops as ops
+    from keras.optimizers import Optimizer as Optimizer
 
 
 def per_replica_variable(

@@ -10,18 +10,16 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.keras_2 import per_replica_variable
-from imagenet_fast.layers import micro_batch
+from imagenet_fast.layers.seeds import next_seed
 
 
 @keras.saving.register_keras_serializable("imagenet_fast")
 class Dropout(keras.layers.Layer):
     """Sets a fraction of its inputs to 0 in training, and scales up the rest.
 
-    The noise is a function of a key, the number of calls in training, and the replica. The key is
-    drawn once from Python's random generator (``keras.utils.set_random_seed``). Key and count are
-    weights, so checkpoints include them, unlike the state of Keras' dropout. Micro-batches
-    (``layers.micro_batch``) may be computed twice: their index replaces the call count, and
-    ``count`` is called after all of them.
+    The noise is a function of a key, the number of calls in training, and the replica, see
+    ``layers.seeds``. The key is drawn once from Python's random generator
+    (``keras.utils.set_random_seed``). Key and count are weights, so checkpoints include them.
 
     Args:
       rate: fraction to set to 0, in [0, 1).
@@ -30,6 +28,8 @@ class Dropout(keras.layers.Layer):
     Raises:
       UserError: if the rate is out of range.
     """
+
+    draws_by_replica = True
 
     def __init__(self, rate: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -53,22 +53,8 @@ class Dropout(keras.layers.Layer):
         """Applies dropout if ``training``."""
         if not training or not self.rate:
             return tf.identity(inputs)
-        context = tf.distribute.get_replica_context()
-        replica = context.replica_id_in_sync_group if context else 0
-        seed = tf.random.experimental.stateless_fold_in(tf.convert_to_tensor(self.state), replica)
-        part = micro_batch.current()
-        if part is None:
-            self.count()
-        else:
-            seed = tf.random.experimental.stateless_fold_in(seed, part)
-            call = micro_batch.count_call(self)
-            if call:  # the first has the same noise as in earlier versions
-                seed = tf.random.experimental.stateless_fold_in(seed, call)
+        seed = next_seed(self.state, self)
         return tf.nn.experimental.stateless_dropout(inputs, self.rate, seed)
-
-    def count(self) -> None:
-        """Makes the next call draw new noise."""
-        self.state.assign_add([0, 1])
 
     def get_build_config(self) -> None:
         """Defers building to the first call, which names the weight after the layer."""

@@ -100,7 +100,7 @@ class GroupedBatchNormalization(BatchNormalization):
             return self._group_moments(inputs, axes, mask)
 
     def _is_alone(self) -> bool:
-        """Whether there is nothing to reduce, as in cross-replica context, where models are made."""
+        """Whether there is nothing to reduce, as in cross-replica context, that of new models."""
         return self._groups().size == 1 or tf.distribute.in_cross_replica_context()
 
     def _group_moments(

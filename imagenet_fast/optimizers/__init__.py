@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from imagenet_fast.base.lazy import lazy_attributes
 

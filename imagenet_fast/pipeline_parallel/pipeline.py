@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, require_choice
-from imagenet_fast.layers import Dropout
+from imagenet_fast.layers.seeds import count, seed_states
 from imagenet_fast.pipeline_parallel.forward_passes import Forward, forward_passes
 from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches, check_batch
 from imagenet_fast.pipeline_parallel.options import REMATERIALIZE
@@ -215,9 +215,9 @@ class Pipeline:
             of_stage, reached = programs.gradients(totals, reached)
             gradients = of_stage + gradients
             penalties.append(totals.penalty)
-        for layer in {layer for stage in self.stages for layer in stage.layers}:
-            if isinstance(layer, Dropout):
-                layer.count()
+        states = [state for block in self._blocks for state in seed_states(block)]
+        for state in {id(state): state for state in states}.values():
+            count(state)
         return BatchResult(
             masked(passes.outputs),
             gradients,

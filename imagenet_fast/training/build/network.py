@@ -18,7 +18,9 @@ from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.strategy import devices_of, per_replica_batch_size
 from imagenet_fast.distribute.tpu import compiles_all_reduces
 from imagenet_fast.distribute.workers import workers_of
+from imagenet_fast.layers.seeds import draw_by_replica
 from imagenet_fast.models.custom import CustomModel, ImageShape, build_custom, expects_bytes
+from imagenet_fast.models.graph import is_functional
 from imagenet_fast.models.options import is_custom
 from imagenet_fast.pipeline_parallel.balance import balance_for
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
@@ -144,10 +146,12 @@ def _build_custom(
             "a model with weights may differ between workers: give a function that makes it"
         )
     network = build_custom(config.model, custom, classes, shape)
-    inputs = network.inputs if network._is_graph_network else []
-    if config.normalizes_pixels and any(tensor.dtype.is_integer for tensor in inputs):
+    draw_by_replica(network)
+    inputs = network.inputs if is_functional(network) else []
+    dtypes = [tf.as_dtype(tensor.dtype) for tensor in inputs]
+    if config.normalizes_pixels and any(dtype.is_integer for dtype in dtypes):
         raise UserError(
-            f"model {network.name} takes {inputs[0].dtype.name}, but its input is normalized "
+            f"model {network.name} takes {dtypes[0].name}, but its input is normalized "
             f"pixels: {_FOR_BYTES}, for pixels in 0..255, or let it take floats"
         )
     if config.normalizes_pixels and expects_bytes(network):

@@ -16,7 +16,7 @@ from imagenet_fast.distribute.one_call import (
     one_call,
     read_from_first_replica,
 )
-from imagenet_fast.layers import Dropout
+from imagenet_fast.layers.seeds import seed_states
 from imagenet_fast.optimizers.lookahead import Lookahead
 from imagenet_fast.optimizers.shadow_weights import ShadowWeights
 from imagenet_fast.optimizers.weight_average import WeightAverage
@@ -79,7 +79,7 @@ class ReplicatedModel(keras.Model):
 
     @contextlib.contextmanager
     def preserved_state(self) -> Iterator[None]:
-        """Restores batch-norm statistics and dropout states at its end."""
+        """Restores batch-norm statistics and random states at its end."""
         strategy = self.distribute_strategy
         variables = self._states()
 
@@ -115,9 +115,8 @@ class ReplicatedModel(keras.Model):
         ]
 
     def _states(self) -> list[Any]:
-        """Returns what a forward pass in training changes: batch norm's and dropout's states."""
-        dropouts = [layer.state for layer in layers_in(self) if isinstance(layer, Dropout)]
-        return [*self._statistics(), *dropouts]
+        """Returns what a forward pass in training changes: averages and random layers' states."""
+        return [*self._statistics(), *seed_states(self)]
 
     def _average_statistics_in_replica(self) -> None:
         statistics = self._statistics()
@@ -125,4 +124,3 @@ class ReplicatedModel(keras.Model):
             context = tf.distribute.get_replica_context()
             means = context.all_reduce(tf.distribute.ReduceOp.MEAN, local_values(statistics))
             assign_local(statistics, means)
-
