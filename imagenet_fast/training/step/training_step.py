@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import KERAS_2, name_of
 from imagenet_fast.data.on_device import ImagesOnDevice
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.one_call import assign_local, local_values
@@ -122,8 +123,9 @@ class TrainingStep(ReplicatedModel):
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Keras' ``compile``; only the optimizer has an effect."""
-        # Weights mark images that do not count; without this Keras warns that it ignores them.
-        super().compile(*args, **{"weighted_metrics": [], "jit_compile": False, **kwargs})
+        # Weights mark images that do not count; Keras 2 would warn that it ignores them.
+        metrics: dict[str, Any] = {"weighted_metrics": []} if KERAS_2 else {}
+        super().compile(*args, **{**metrics, "jit_compile": False, **kwargs})
         if self.optimizer is not None:
             leave_sums_to_the_step(self.optimizer)
         # Plain functions unless XLA compiles them: inside tf.functions, replicas of a
@@ -372,7 +374,7 @@ class TrainingStep(ReplicatedModel):
 
     def _check_gradients(self, gradients: Sequence[tf.Tensor | None]) -> None:
         pairs = zip(gradients, self.trainable_variables)
-        unused = [variable.name for gradient, variable in pairs if gradient is None]
+        unused = [name_of(variable) for gradient, variable in pairs if gradient is None]
         if unused:
             raise UserError(
                 f"the loss does not depend on {', '.join(unused)}: set trainable = False in the "
