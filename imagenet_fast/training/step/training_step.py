@@ -144,6 +144,9 @@ class TrainingStep(ReplicatedModel):
         self.make_slots()
         return super().make_train_function(force)
 
+    def _maybe_symbolic_build(self, *_: Any, **__: Any) -> None:
+        """Nothing: all is built, and Keras 3 would fail on a first batch of unequal parts."""
+
     def make_slots(self) -> None:
         """Makes the optimizer's variables, otherwise made in its first step."""
         with self.distribute_strategy.scope():
