@@ -131,7 +131,7 @@ def main():
     for kind, stages, parts, mode, schedule in cases:
         model, gradients = pipelined(kind, stages, parts, mode, schedule)
         name = f"{kind} K={stages} M={parts} {mode} {schedule}"
-        places = {variable.device.split("/")[-1] for variable in model.variables}
+        places = {variable.value.device.split("/")[-1] for variable in model.variables}
         devices = range(device_count(stages, schedule))
         assert places == {f"device:CPU:{device}" for device in devices}, places
         found[name] = difference(gradients, expected[kind, parts])
