@@ -54,6 +54,8 @@ def draw_by_replica(network: keras.layers.Layer) -> None:
     scope. In Keras 2, it does nothing.
     """
     for generator in _generators(network):
+        if isinstance(generator.next, functools.partial):  # it does already
+            continue
         key = int(generator.state.numpy()[0])
         generator.state = per_replica_variable(
             generator,

@@ -50,8 +50,8 @@ def calls(model: keras.Model) -> Iterator[Call]:
 
 
 def _graph(model: Any) -> Any:
-    if isinstance(model, keras.Sequential):  # has a functional model inside, in Keras 3
-        return getattr(model, "_functional", model if model._is_graph_network else None)
+    if isinstance(model, keras.Sequential) and hasattr(model, "_functional"):
+        return model._functional  # the functional model inside, in Keras 3; None: not built yet
     if getattr(model, "_is_graph_network", True) and hasattr(model, "_nodes_by_depth"):
         return model
     return None

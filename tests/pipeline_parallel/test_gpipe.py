@@ -42,7 +42,7 @@ def plain(layers):
     return keras.Model(inputs, outputs)
 
 
-def trained(model, optimizer="sgd", loss=SPARSE, labels=LABELS, **options):
+def trained(model, optimizer="sgd", loss=SPARSE, labels=LABELS[:, np.newaxis], **options):
     """Trains, with a last batch that is shorter; returns what fit and evaluate say."""
     # A plain model eagerly, because tracing takes longer than its few steps.
     eagerly = not isinstance(model, GPipe)
