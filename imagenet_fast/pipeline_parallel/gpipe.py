@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, require_choice
+from imagenet_fast.base.keras_2 import layers_in
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.models.blocks import check_functional, clone
 from imagenet_fast.models.graph import is_functional
@@ -411,6 +412,9 @@ def _cut_functional(
     )
     if given is not None:
         network.set_weights(given.get_weights())
+        for layer, copy in zip(layers_in(given), layers_in(network)):
+            if hasattr(layer, "set_vocabulary"):  # of a lookup layer: not a weight
+                copy.set_vocabulary(layer.get_vocabulary(include_special_tokens=False))
     return blocks, balance
 
 

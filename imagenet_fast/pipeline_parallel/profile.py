@@ -198,9 +198,11 @@ def _copy(block: keras.layers.Layer, specs: Any) -> keras.layers.Layer:
         return keras.models.clone_model(block)  # whatever the classes of its layers
     # For inner layers that are not registered with Keras, and for Python lambdas.
     classes = {type(layer).__name__: type(layer) for layer in layers_in(block)}
-    copy = keras.saving.deserialize_keras_object(
-        keras.saving.serialize_keras_object(block), classes, safe_mode=False
-    )
+    config = keras.saving.serialize_keras_object(block)
+    try:
+        copy = keras.saving.deserialize_keras_object(config, classes, safe_mode=False)
+    except TypeError as error:  # its __init__ does not take what Keras' own get_config returns
+        raise NotImplementedError(f"{block.name!r} has no get_config") from error
     copy(tf.nest.map_structure(lambda own: keras.Input(own.shape[1:], dtype=own.dtype), specs))
     return copy
 

@@ -113,7 +113,7 @@ def bins():
     values = keras.Input([4])
     layer = layers.Discretization(num_bins=3)
     layer.adapt(np.arange(40.0).reshape(10, 4))
-    return values, layers.Dense(2)(tf.cast(layer(values), tf.float32))
+    return values, layers.Dense(2)(keras.ops.cast(layer(values), "float32"))
 
 
 @pytest.mark.parametrize("make", [lookup, bins])
