@@ -219,7 +219,9 @@ class GPipe(keras.Model):
     def build_from_config(self, config: Mapping[str, Any]) -> None:
         """Makes the weights for inputs as of :meth:`get_build_config`."""
         tensors = keras.saving.deserialize_keras_object(config["inputs"])
-        self.build_on(tf.nest.map_structure(lambda own: tf.TensorSpec(own.shape, own.dtype), tensors))
+        self.build_on(
+            tf.nest.map_structure(lambda own: tf.TensorSpec(own.shape, own.dtype), tensors)
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the blocks and all options but devices and balance, for saving.

@@ -31,8 +31,8 @@ class CompiledLoss:
     def __init__(self, loss: Any, loss_weights: Any) -> None:
         self.loss = loss
         # Keras computes losses only as a model's; this one has no others, such as regularization.
-        self._model = keras.Model()
-        self._model.compile(loss=loss, loss_weights=loss_weights, jit_compile=False)
+        self._model = keras.Model(name="losses")
+        self._model.compile(None, loss, loss_weights, jit_compile=False)
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:

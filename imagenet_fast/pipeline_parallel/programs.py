@@ -344,9 +344,7 @@ def _trace(
         ends = losses or floats_of(outputs)
         upstream = [tf.compat.v1.placeholder(end.dtype, end.shape) for end in ends if not losses]
         seeds = [*(upstream or map(tf.ones_like, ends)), tf.constant(1.0)]
-        gradients = tape.gradient(
-            [*ends, penalty], [*variables, *watched], output_gradients=seeds
-        )
+        gradients = tape.gradient([*ends, penalty], [*variables, *watched], output_gradients=seeds)
         gradients = [
             None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients
         ]

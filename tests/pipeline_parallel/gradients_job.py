@@ -68,7 +68,8 @@ def blocks(kind):
         layers = [keras.layers.Conv2D(6, 3, padding="same", name=f"conv{number}")]
         if kind == "noisy":
             layers.append(keras.layers.BatchNormalization(momentum=0.5, name=f"norm{number}"))
-            layers.append(Dropout(0.3, name=f"dropout{number}"))
+            dropout = (Dropout, keras.layers.Dropout)[number]
+            layers.append(dropout(0.3, name=f"dropout{number}"))
         layers.append(keras.layers.Activation("tanh"))
         made.append(keras.Sequential(layers, name=f"block{number}"))
     return [made[0], Pair(name="pair"), Join(made[1], name="join"), Head(name="head")]

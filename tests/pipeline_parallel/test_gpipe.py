@@ -354,7 +354,9 @@ def test_layers_and_models_of_another_keras_package_are_refused():
     layer = type("Dense", (), {"__module__": "tf_keras.src.layers.core.dense"})
     model = type("Sequential", (), {"__module__": "tf_keras.src.models", "__call__": print})
     for blocks_ in ([layer(), layer()], model()):
-        with pytest.raises(UserError, match=r"is of the package tf_keras: make it with Keras \(`im"):
+        with pytest.raises(
+            UserError, match=r"is of the package tf_keras: make it with Keras \(`im"
+        ):
             GPipe(blocks_, DEVICES[:2])
 
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import Dropout
+from imagenet_fast.pipeline_parallel.gpipe import GPipe
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 
 layers = keras.layers
@@ -85,6 +86,13 @@ def test_a_block_of_several_inputs():
     with pytest.raises(UserError, match=told):
         Pipeline(blocks, DEVICES[:2])
     Pipeline([layers.Add(), Needed()], DEVICES[:2])
+
+
+@pytest.mark.parametrize("make", [GPipe, Pipeline])
+def test_the_keras_of_tensorflow_2_15_is_refused(make, monkeypatch):
+    monkeypatch.setattr("imagenet_fast.pipeline_parallel.pipeline.KERAS_2", True)
+    with pytest.raises(UserError, match=r"pipelines need Keras 3, but Keras [\d.]+ is installed: "):
+        make([layers.Dense(3)], DEVICES[:1])
 
 
 @pytest.mark.parametrize("block", [tf.nn.relu, "relu"])

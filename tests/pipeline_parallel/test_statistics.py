@@ -231,7 +231,9 @@ def test_two_calls_in_training_are_refused():
 
 def test_batch_renormalization_is_refused():
     with (
-        pytest.raises(UserError, match="'renewed' has renorm=True, .*once per batch: leave it out"),
+        pytest.raises(
+            UserError, match=r"'renewed' has renorm=True, .*once per batch: leave it out"
+        ),
         observed([BatchNorm(name="renewed", renorm=True)]),
     ):
         pass
