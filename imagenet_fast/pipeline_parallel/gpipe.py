@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -53,7 +53,7 @@ class GPipe(keras.Model):
     means and sums over the examples. Losses that a block adds with ``add_loss`` are averaged over
     the batch, as Keras' activity regularizers are.
 
-    Checkpoints hold the blocks, not the stages: any other ``balance`` can load them. A model from a
+    Weights are saved by blocks, not stages: any other ``balance`` can load them. A model from a
     ``.keras`` file, ``clone_model`` or ``from_config`` has all blocks on one device. What
     ``export`` writes has no pipeline: it predicts.
 
@@ -293,6 +293,43 @@ class GPipe(keras.Model):
         if self.built:
             self.optimizer.build(self._pipeline.variables)
 
+    def make_train_function(self, force: bool = False) -> None:
+        """Keras' ``make_train_function``."""
+        if force or self.train_function is None:
+            super().make_train_function(force)
+            self.train_function = self._built_first(self.train_function, trains=True)
+
+    def make_test_function(self, force: bool = False) -> None:
+        """Keras' ``make_test_function``."""
+        if force or self.test_function is None:
+            super().make_test_function(force)
+            self.test_function = self._built_first(self.test_function)
+
+    def make_predict_function(self, force: bool = False) -> None:
+        """Keras' ``make_predict_function``."""
+        if force or self.predict_function is None:
+            super().make_predict_function(force)
+            self.predict_function = self._built_first(self.predict_function)
+
+    def _built_first(
+        self, function: Callable[..., Any], trains: bool = False
+    ) -> Callable[..., Any]:
+        """Returns a function of batches that first makes the variables.
+
+        Variables that the first step makes would have it traced a second time.
+        """
+
+        def built_first(batches: Any) -> Any:
+            if isinstance(batches, Iterator) and not hasattr(batches, "element_spec"):
+                batches = list(batches)  # those of train_on_batch and the like
+            first = getattr(batches, "element_spec", None) or batches[0]
+            self.build_on(keras.utils.unpack_x_y_sample_weight(first)[0])
+            if trains and not self.optimizer.built:
+                self.optimizer.build(self._pipeline.variables)
+            return function(batches)
+
+        return built_first
+
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
         """Keras' ``metrics``: the loss, those given to ``compile``, and the loss of each output."""
@@ -313,11 +350,7 @@ class GPipe(keras.Model):
             value = compiled.part(*of, examples) if splits else compiled.whole(*of)
             return self.optimizer.scale_loss(value)
 
-        self.build_on(inputs)
         self._check_weights()
-        with tf.init_scope():  # variables made in the step would have it traced a second time
-            if not self.optimizer.built:
-                self.optimizer.build(self._pipeline.variables)
         scale = self.optimizer.scale_loss(tf.constant(1.0))
         step = self._pipeline.compute(inputs, targets, loss, scale)
         if compiled.loss is None and not any(stage.losses for stage in self._pipeline.stages):
@@ -362,14 +395,12 @@ class GPipe(keras.Model):
     def test_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         """Evaluates a batch, in micro-batches."""
         inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
-        self.build_on(inputs)
         outputs, penalty = self._pipeline.predict(inputs)
         return self._logs(inputs, labels, outputs, weights, penalty)
 
     def predict_step(self, data: Any) -> Any:
         """Returns the outputs of a batch, computed in micro-batches."""
         inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        self.build_on(inputs)
         return self._pipeline.predict(inputs).outputs
 
 

@@ -51,7 +51,9 @@ def test_balances(found):
 
 @pytest.mark.long
 def test_blocks_that_were_built_on_another_device(found):
-    told = r"second/kernel is on .*CPU:1, but its stage is on .*CPU:2: give the pipeline blocks th"
+    told = (
+        r".*second/kernel is on .*CPU:1, but its stage is on .*CPU:2: give the pipeline blocks th"
+    )
     assert re.match(told, found["misplaced"])
 
 
