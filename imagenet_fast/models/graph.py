@@ -50,7 +50,7 @@ def calls(model: keras.Model) -> Iterator[Call]:
 
 
 def functional_inside(model: Any) -> Any:
-    """Returns the model with the graph, which may be inside a sequential one; None: there is none."""
+    """Returns the model that has the graph: itself, or the one in a sequential model; or None."""
     if isinstance(model, keras.Sequential) and hasattr(model, "_functional"):
         return model._functional  # the functional model inside, in Keras 3; None: not built yet
     if getattr(model, "_is_graph_network", True) and hasattr(model, "_nodes_by_depth"):
