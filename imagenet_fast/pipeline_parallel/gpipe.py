@@ -206,6 +206,7 @@ class GPipe(keras.Model):
             tf.function(lambda batch: self(batch, training=False)).get_concrete_function(
                 without_batch_size(inputs)
             )
+        self._pipeline.place_seeds()
 
     def get_build_config(self) -> dict[str, Any] | None:
         """Returns the inputs' shapes and dtypes, for loading."""

@@ -192,7 +192,7 @@ class Pipeline:
         Raises:
           UserError: if a block does what a pipeline cannot repeat or move.
         """
-        self._place_seeds()
+        self.place_seeds()
         batch = MicroBatches(with_masks(inputs), targets, self.num_micro_batches)
         whole = self.schedule == "gpipe"
         passes = Passes(
@@ -234,19 +234,22 @@ class Pipeline:
             Stage(self._blocks[begin:end], device)
             for (begin, end), device in zip(parts, itertools.cycle(self.devices))
         ]
-        self._place_seeds()
+        self.place_seeds(again=True)
         self.check_placement()
 
-    def _place_seeds(self) -> None:
+    def place_seeds(self, again: bool = False) -> None:
         """Makes Keras' random layers draw by micro-batch, with states on their stages' devices.
 
-        Also those that layers have made since the last call, when they were built.
+        To be called again after layers have made further ones, as some do when they are built.
+
+        Args:
+          again: whether also those that do already, whose states may be on other devices.
         """
         with tf.init_scope():
             for stage in self.stages:
                 with tf.device(stage.device):
                     for block in stage.blocks:
-                        draw_by_replica(block)
+                        draw_by_replica(block, again)
 
     def check_placement(self) -> None:
         """Checks that all existing weights are on the devices of their stages.

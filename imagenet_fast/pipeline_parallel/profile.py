@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from imagenet_fast.base.keras_2 import layers_in, tensorflow_variables
 from imagenet_fast.layers.micro_batch import micro_batch
+from imagenet_fast.layers.seeds import draw_by_replica
 from imagenet_fast.models.block_sizes import block_kind
 from imagenet_fast.models.graph import is_functional
 from imagenet_fast.models.shape_only import shape_only
@@ -120,6 +121,7 @@ def _count(
     if not block.built:
         with shape_only():
             block = _copy(block, specs)
+    draw_by_replica(block)
     stage = Stage([block], "CPU:0")
     programs = Programs(stage, specs, (), None, first, recomputes=False)
     forward, backward, needed_inputs, needed_outputs = _passes(stage, specs, first)
@@ -170,6 +172,7 @@ def _seconds(
     """Returns the times of the forward and backward passes."""
     with tf.device(device):
         stage = Stage([_copy(block, specs)], device)
+        draw_by_replica(stage.blocks[0])
         programs = Programs(stage, specs, (), None, first, recomputes=False)
         inputs, upstream = tf.nest.map_structure(_random, (specs, floats_of(programs.outputs)))
         of = (tf.constant(0), tf.constant(1.0))

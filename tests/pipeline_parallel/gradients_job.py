@@ -45,6 +45,14 @@ class Join(keras.layers.Layer):
         super().__init__(**kwargs)
         self.block = block
 
+    def get_config(self):
+        return {**super().get_config(), "block": keras.saving.serialize_keras_object(self.block)}
+
+    @classmethod
+    def from_config(cls, config):
+        block = keras.saving.deserialize_keras_object(config.pop("block"))
+        return cls(block, **config)
+
     def call(self, inputs, training=None):
         one, other = inputs
         return self.block(one, training=training), other
