@@ -414,10 +414,10 @@ class TrainingStep(ReplicatedModel):
             self._scaled(tf.constant(1.0)),
         )
         by_variable = {
-            variable.ref(): gradient
+            id(variable): gradient
             for variable, gradient in zip(pipeline.variables, step.gradients)
         }
-        gradients = [by_variable[variable.ref()] for variable in self.trainable_variables]
+        gradients = [by_variable[id(variable)] for variable in self.trainable_variables]
         self._check_gradients(gradients)
         losses = self._training_losses(step.outputs, labels, *mixed)
         return gradients, batch_sums(step.outputs, losses, labels, weights)
