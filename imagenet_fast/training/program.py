@@ -161,7 +161,7 @@ def _on_host(strategy: tf.distribute.Strategy, step: _Step) -> Callable[..., _Re
             batch = {"step": number} if iterator is None else next(iterator)
             losses = strategy.run(step, (batch,))["loss"]
             # All replicas return the same.
-            loss = strategy.experimental_local_results(losses)[0]
+            loss = tf.reshape(strategy.experimental_local_results(losses)[0], [])
             return done + 1, _first_diverged(diverged, number, loss)
 
         # A comparison on a GPU would wait for all its steps so far.

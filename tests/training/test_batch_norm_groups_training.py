@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from imagenet_fast import Config, UserError, build_model
+from imagenet_fast.base.keras_2 import layers_in
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.layers import GroupedBatchNormalization
 from imagenet_fast.training.build.model import build_classifier
@@ -96,7 +97,7 @@ def test_one_replica_uses_keras_layer(model):
     )
     norms = [
         layer
-        for layer in build_model(config).submodules
+        for layer in layers_in(build_model(config))
         if isinstance(layer, keras.layers.BatchNormalization)
     ]
     assert norms
@@ -129,7 +130,7 @@ options = dict(
 # 8 images on each of four replicas.
 for model in ("resnet8", "resnet18", "alexnet_bn"):
     built = build_model(Config(**options, model=model, batch_norm_batch_size=16))
-    norms = [x for x in built.submodules if isinstance(x, GroupedBatchNormalization)]
+    norms = [x for x in layers_in(built) if isinstance(x, GroupedBatchNormalization)]
     assert norms and {x.group_size for x in norms} == {2}, model
 
 def refused(message, **changes):

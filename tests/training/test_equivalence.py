@@ -11,6 +11,7 @@ import tensorflow as tf
 from equivalence_job import with_batch_norm
 
 from imagenet_fast import Config, build_model, make_dataset
+from imagenet_fast.base.keras_2 import layers_in
 
 pytestmark = pytest.mark.slow
 
@@ -176,7 +177,7 @@ def reference(data_dir, parts):
 def keras_scale_or_shift(variable, model):
     return any(
         variable is parameter
-        for layer in model.submodules
+        for layer in layers_in(model)
         if isinstance(layer, keras.layers.BatchNormalization)
         for parameter in (layer.gamma, layer.beta)
     )

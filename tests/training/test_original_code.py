@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from imagenet_fast.base.keras_2 import layers_in
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.config import Config
 from imagenet_fast.data.augmentation.augment import augment, draw_changes
@@ -343,7 +344,7 @@ def built_network(config: Config) -> keras.Model:
 
 
 def layers_of(config: Config, kind: type) -> list[keras.layers.Layer]:
-    return [layer for layer in network(config).submodules if isinstance(layer, kind)]
+    return [layer for layer in layers_in(network(config)) if isinstance(layer, kind)]
 
 
 @functools.lru_cache
@@ -626,7 +627,7 @@ PROBES = {
     "images in batch-norm statistics": lambda c: of_batch_norms(c, "ghost_batch_size")[0],
     "gammas of last batch norms": last_gammas,
     "random layers": lambda config: [
-        layer.name for layer in network(config).submodules if "drop" in type(layer).__name__.lower()
+        layer.name for layer in layers_in(network(config)) if "drop" in type(layer).__name__.lower()
     ],
     "sizes by epoch": sizes_by_epoch,
     "smallest crop, mean crop": crop_areas,

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast import Config, UserError, build_model, evaluate, export, make_dataset, train
+from imagenet_fast.base.keras_2 import layers_in
 from imagenet_fast.base.option import option_text
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.models import network_of
@@ -317,7 +318,7 @@ def test_pixels_as_they_are(config, tmp_path):
 def test_mixed_precision(config, make):
     model = build_model(config.replace(precision="mixed_bfloat16"), model=make)
     (convolution, *_) = (
-        layer for layer in model.submodules if isinstance(layer, keras.layers.Conv2D)
+        layer for layer in layers_in(model) if isinstance(layer, keras.layers.Conv2D)
     )
     assert convolution.compute_dtype == "bfloat16"
     assert convolution.kernel.dtype == tf.float32

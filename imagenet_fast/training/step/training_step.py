@@ -15,6 +15,7 @@ from imagenet_fast.base.keras_2 import KERAS_2, name_of
 from imagenet_fast.data.on_device import ImagesOnDevice
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.one_call import assign_local, local_values
+from imagenet_fast.distribute.workers import workers_of
 from imagenet_fast.optimizers.loss_scale import (
     apply_gradients,
     leave_sums_to_the_step,
@@ -163,7 +164,7 @@ class TrainingStep(ReplicatedModel):
         *gradients, sums = self._all_reduce(gradients, sums)
         self.update(gradients)
         self.metric_sums.add(sums)
-        return self.metric_sums.results()
+        return self._metrics_told()
 
     def test_step(
         self, data: Any, predictions: Predictions | None = None
@@ -182,7 +183,19 @@ class TrainingStep(ReplicatedModel):
         sums = batch_sums(logits, losses, labels, weights)
         context = tf.distribute.get_replica_context()
         self.metric_sums.add(context.all_reduce(tf.distribute.ReduceOp.SUM, sums))
-        return self.metric_sums.results()
+        return self._metrics_told()
+
+    def _metrics_told(self) -> Mapping[str, tf.Tensor]:
+        """Returns the metrics over all images so far, the same in all replicas.
+
+        Scalars, but [1] with several workers, over whose first axis Keras 3's ``fit`` takes the
+        mean, and fails with scalars (``keras/src/backend/tensorflow/trainer.py``,
+        ``reduce_per_replica``).
+        """
+        results = self.metric_sums.results()
+        if KERAS_2 or workers_of(self.distribute_strategy) is None:
+            return results
+        return {name: value[tf.newaxis] for name, value in results.items()}
 
     def predict_step(self, data: Any) -> tf.Tensor:
         """Returns class probabilities, float32 [batch, classes]."""

@@ -533,8 +533,9 @@ import numpy as np
 import tensorflow as tf
 import keras
 from imagenet_fast import Config, make_strategy
-from imagenet_fast.training.step.classifier import Classifier
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import tensorflow_variables
+from imagenet_fast.training.step.classifier import Classifier
 
 images = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 images[4:] += 3  # the second replica's, so that their statistics differ
@@ -599,7 +600,7 @@ np.testing.assert_allclose(dense.kernel.numpy(), kernel - gradient, atol=1e-5)
 
 # Each replica's own averages are as they were.
 own = lambda: [part.numpy() for part in model.distribute_strategy.experimental_local_results(
-    norm.moving_mean)]
+    tensorflow_variables([norm.moving_mean])[0])]
 model.fit(data, epochs=1, verbose=0)
 before = own()
 assert not np.array_equal(*before)
