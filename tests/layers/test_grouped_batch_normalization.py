@@ -248,7 +248,7 @@ def test_conflicting_options(options):
 
 
 ON_TWO_DEVICES = """
-import numpy as np, pytest, tensorflow as tf, tf_keras as keras
+import numpy as np, pytest, tensorflow as tf, keras
 from imagenet_fast import Config, UserError, make_strategy
 from imagenet_fast.layers import GroupedBatchNormalization
 

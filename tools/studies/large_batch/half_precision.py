@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.optimizers import LARS
 
