@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import layers_in
 from imagenet_fast.config import Config
 from imagenet_fast.lab.benchmarks import step
 from imagenet_fast.models.shape_only import shape_only
@@ -15,7 +16,7 @@ def products(model):
     """The shapes and strides of each convolution and matrix product, sorted."""
     return sorted(
         (tuple(layer.kernel.shape), getattr(layer, "strides", None), tuple(layer.output.shape))
-        for layer in model.submodules
+        for layer in layers_in(model)
         if isinstance(layer, (keras.layers.Conv2D, keras.layers.Dense))
     )
 
@@ -40,7 +41,7 @@ def test_the_peer_is_the_same_network():
     ],
 )
 def test_the_peer_has_the_precision_and_float32_logits(precision):
-    policy = keras.mixed_precision.global_policy()
+    policy = keras.mixed_precision.dtype_policy()
     with shape_only():
         model = step.keras_model(CONFIG.replace(precision=precision))
     conv = next(layer for layer in model.layers if isinstance(layer, keras.layers.Conv2D))
@@ -48,7 +49,7 @@ def test_the_peer_has_the_precision_and_float32_logits(precision):
     assert model.output.dtype == tf.float32
     scaled = isinstance(model.optimizer, keras.mixed_precision.LossScaleOptimizer)
     assert scaled == (precision == "mixed_float16")
-    assert keras.mixed_precision.global_policy() is policy
+    assert keras.mixed_precision.dtype_policy() is policy
 
 
 @pytest.mark.long
