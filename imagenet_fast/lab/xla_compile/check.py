@@ -14,8 +14,8 @@ from imagenet_fast.training.build.selection import selected_images
 # Names that a message lists before it counts the rest.
 _NAMED = 3
 COMPUTE = {"float32": "f32", "mixed_bfloat16": "bf16", "mixed_float16": "f16"}
-# All networks use this name; operations' names contain their layers'.
-# The scopes of the last layer: Keras 3 opens them twice, and TensorFlow numbers the second.
+# Scopes of the last layer, which has this name in all networks: Keras 3 opens them twice, and
+# TensorFlow numbers the second.
 _LAST_LAYER = {"logits", "logits_1"}
 _FLOATS = ("f64", "f32", "f16", "bf16")
 
