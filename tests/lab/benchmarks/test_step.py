@@ -41,7 +41,7 @@ def test_the_peer_is_the_same_network():
     ],
 )
 def test_the_peer_has_the_precision_and_float32_logits(precision):
-    policy = keras.mixed_precision.dtype_policy()
+    policy = keras.mixed_precision.global_policy()
     with shape_only():
         model = step.keras_model(CONFIG.replace(precision=precision))
     conv = next(layer for layer in model.layers if isinstance(layer, keras.layers.Conv2D))
@@ -49,7 +49,7 @@ def test_the_peer_has_the_precision_and_float32_logits(precision):
     assert model.output.dtype == tf.float32
     scaled = isinstance(model.optimizer, keras.mixed_precision.LossScaleOptimizer)
     assert scaled == (precision == "mixed_float16")
-    assert keras.mixed_precision.dtype_policy() is policy
+    assert keras.mixed_precision.global_policy() is policy
 
 
 @pytest.mark.long

@@ -158,6 +158,8 @@ def test_cache_of_the_installed_keras(home, monkeypatch, kind):
 
     monkeypatch.setattr(data_utils, "urlretrieve", download)
     monkeypatch.setattr(data_utils, "validate_file", lambda *args, **kwargs: True)
+    # It reads HOME once, when it is imported.
+    monkeypatch.setattr(data_utils.config, "keras_home", lambda: str(home / ".keras"))
     (home / ".keras").mkdir()
     with contextlib.suppress(ValueError):  # of the number of images
         getattr(datasets, kind).load_data()
