@@ -132,8 +132,8 @@ def creation_order(variables: Sequence[tf.Variable]) -> list[int]:
     first call, so the order of creation is that of the forward pass in the model's code. The ids
     are TensorFlow's.
     """
-    own = tensorflow_variables(variables)
-    ids = [int(variable._unique_id.rpartition("_")[2]) for variable in own]
+    variables = tensorflow_variables(variables)
+    ids = [int(variable._unique_id.rpartition("_")[2]) for variable in variables]
     return sorted(range(len(ids)), key=ids.__getitem__)
 
 
