@@ -1,6 +1,5 @@
 """The lines about versions: what is wrong is told, with what to do."""
 
-import keras
 import pytest
 import tensorflow as tf
 
