@@ -54,7 +54,7 @@ if [ "${1-}" = addons ]; then
     set -- "$@" --first-cases tests/{layers,optimizers} tests/models/test_models.py \
       tests/data/test_dataset.py tests/data/jpeg/test_resize_op.py \
       tests/distribute/test_{all_reduce,strategy}.py \
-      tests/pipeline_parallel/test_in_stages.py tests/serving/test_export.py \
+      tests/serving/test_export.py \
       tests/training/{test_train,checkpoints/test_checkpoint,step/test_classifier}.py
   fi
   tools/install.sh .venv-addons test,addons

@@ -47,19 +47,28 @@ def seed_states(network: keras.layers.Layer) -> list[Any]:
     return own + [generator.state for generator in _generators(network)]
 
 
-def draw_by_replica(network: keras.layers.Layer) -> None:
+def draw_by_replica(network: keras.layers.Layer, again: bool = False) -> None:
     """Makes the random layers of Keras 3 in a network draw by :func:`next_seed`.
 
     Keras' own generators cannot count in the replicas of a strategy. To be called in the strategy's
     scope. In Keras 2, it does nothing.
+
+    Args:
+      network: whose layers draw.
+      again: whether those that do already get new states, of the same values, on the device in
+        scope; else they keep theirs.
     """
     for generator in _generators(network):
-        key = int(generator.state.numpy()[0])
+        does_already = isinstance(generator.next, functools.partial)
+        if does_already and not again:
+            continue
+        key, calls = generator.state.numpy().tolist()
+        value = [key, calls if does_already else 0]
         generator.state = per_replica_variable(
             generator,
             "seed_generator_state",
             [2],
-            lambda shape, dtype=None, key=key: tf.constant([key, 0], dtype, shape),
+            lambda shape, dtype=None, value=value: tf.constant(value, dtype, shape),
             dtype="uint32",
         )
         generator.next = functools.partial(_next_of, generator)

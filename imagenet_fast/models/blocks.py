@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.models.graph import calls, is_functional
+from imagenet_fast.models.graph import calls, functional_inside, is_functional
 
 
 def cut(model: keras.Model) -> list[keras.Model]:
@@ -29,10 +29,11 @@ def cut(model: keras.Model) -> list[keras.Model]:
     """
     check_functional(model)
     blocks = []
-    inputs = model.input  # a dict of one, if the model was given one
+    functional = functional_inside(model)
+    inputs = functional.input  # a dict of one, if the model was given one
     ends = _ends(model)
     for place, (name, outputs) in enumerate(ends, start=1):
-        outputs = model.output if place == len(ends) else outputs
+        outputs = functional.output if place == len(ends) else outputs
         block = keras.Model(inputs, outputs, name=name)  # Keras unpacks lists of one
         block._trainable = model._trainable
         blocks.append(block)

@@ -27,7 +27,7 @@ class Call(NamedTuple):
 
 def is_functional(model: Any) -> bool:
     """Returns whether a model has a graph: a functional one, or a sequential one with an input."""
-    return _graph(model) is not None
+    return functional_inside(model) is not None
 
 
 def last_layer(model: keras.Model) -> keras.layers.Layer | None:
@@ -42,16 +42,17 @@ def last_layer(model: keras.Model) -> keras.layers.Layer | None:
 
 def calls(model: keras.Model) -> Iterator[Call]:
     """Yields the calls of a functional model's layers, each after those that it depends on."""
-    nodes_by_depth = _graph(model)._nodes_by_depth
+    nodes_by_depth = functional_inside(model)._nodes_by_depth
     for depth in sorted(nodes_by_depth, reverse=True):
         for node in nodes_by_depth[depth]:
             if not node.is_input:
                 yield Call(node.operation, node.input_tensors, node.outputs)
 
 
-def _graph(model: Any) -> Any:
-    if isinstance(model, keras.Sequential):  # has a functional model inside, in Keras 3
-        return getattr(model, "_functional", model if model._is_graph_network else None)
+def functional_inside(model: Any) -> Any:
+    """Returns the model that has the graph: itself, or the one in a sequential model; or None."""
+    if isinstance(model, keras.Sequential) and hasattr(model, "_functional"):
+        return model._functional  # the functional model inside, in Keras 3; None: not built yet
     if getattr(model, "_is_graph_network", True) and hasattr(model, "_nodes_by_depth"):
         return model
     return None

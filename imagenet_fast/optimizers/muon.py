@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.keras_2 import ops
+from imagenet_fast.base.keras_2 import name_of, ops
 from imagenet_fast.optimizers.schedules import Schedule, Tensor
 from imagenet_fast.optimizers.sgd import SGD, as_list
 
@@ -129,7 +129,7 @@ class Muon(SGD):
         for index, variable in enumerate(variables):
             if self._is_filter(index, variable) and len(variable.shape) < 2:
                 raise UserError(
-                    f"filter_mask has entry {index} for {variable.name}, of shape "
+                    f"filter_mask has entry {index} for {name_of(variable)}, of shape "
                     f"{tuple(variable.shape)}, which is no matrix: set it to False"
                 )
 

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.keras_2 import Optimizer, ops
+from imagenet_fast.base.keras_2 import Optimizer, name_of, ops
 from imagenet_fast.optimizers.schedules import Schedule, Tensor
 from imagenet_fast.optimizers.summed import SumsFirst
 
@@ -156,7 +156,7 @@ class SGD(SumsFirst, Optimizer):
             return self._get_variable_index(variable)
         except KeyError:
             raise UserError(
-                f"the optimizer was built without the variable {variable.name}: after a change of "
+                f"the optimizer was built without the variable {name_of(variable)}: after a change of "
                 "what is trainable, compile the model with a new optimizer"
             ) from None
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, require_choice
+from imagenet_fast.base.keras_2 import layers_in
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.models.blocks import check_functional, clone
-from imagenet_fast.optimizers.slots import make_slots, unwrapped
+from imagenet_fast.models.graph import is_functional
 from imagenet_fast.pipeline_parallel.balance import balance_for
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 from imagenet_fast.pipeline_parallel.losses import CompiledLoss, check_splits
@@ -22,8 +23,9 @@ from imagenet_fast.pipeline_parallel.partition import bounds
 from imagenet_fast.pipeline_parallel.pipeline import (
     Pipeline,
     positive,
+    refuse_tf_keras,
+    require_keras_3,
     require_number,
-    require_tf_keras,
     without_batch_size,
 )
 from imagenet_fast.pipeline_parallel.placement import stage_devices
@@ -51,9 +53,11 @@ class GPipe(keras.Model):
     means and sums over the examples. Losses that a block adds with ``add_loss`` are averaged over
     the batch, as Keras' activity regularizers are.
 
-    Checkpoints hold the blocks, not the stages: any other ``balance`` can load them. A model from a
-    ``.keras`` file, ``clone_model`` or ``from_config`` has all blocks on one device. What Keras
-    loads from a SavedModel has no pipeline: it predicts.
+    Weights are saved by blocks, not stages: any other ``balance`` can load them. A model from a
+    ``.keras`` file, ``clone_model`` or ``from_config`` has all blocks on one device. What
+    ``export`` writes has no pipeline: it predicts.
+
+    Random numbers of Keras' layers differ by micro-batch and batch.
 
     Args:
       blocks: Keras layers or models, each of one argument, a tensor or a structure of tensors,
@@ -114,6 +118,7 @@ class GPipe(keras.Model):
         name: str | None = None,
     ) -> None:
         super().__init__(name=name, autocast=False)  # as keras.Sequential
+        require_keras_3()
         require_choice("costs", costs, ("flops", "measured"))
         # Before a functional model is cut, which uses them.
         require_choice("rematerialize", rematerialize, REMATERIALIZE)
@@ -126,7 +131,7 @@ class GPipe(keras.Model):
         require_number("optimizer_slots", optimizer_slots, positive=False)
         if devices is not None and (isinstance(devices, str) or not devices):
             raise UserError(f"devices is {devices!r}, but must be a list, as ['GPU:0', 'GPU:1']")
-        require_tf_keras("blocks", blocks)
+        refuse_tf_keras("blocks", blocks)
         schedule = canonical_schedule(schedule)
         devices = _devices(devices, num_stages, schedule)
         stages = len(devices) if num_stages is None else num_stages
@@ -164,7 +169,7 @@ class GPipe(keras.Model):
             schedule=schedule,
             unroll=unroll,
         )
-        self._compiled_loss_alone: CompiledLoss | None = None
+        self._compiled_loss = CompiledLoss(None, None)
         if inputs is not None:
             self.build_on(inputs)
 
@@ -172,6 +177,9 @@ class GPipe(keras.Model):
     def pipeline(self) -> Pipeline:
         """The stages."""
         return self._pipeline
+
+    def build(self, input_shape: Any) -> None:
+        """Leaves building to the blocks, which are built by the call."""
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the last block's outputs, computed without micro-batches.
@@ -198,16 +206,23 @@ class GPipe(keras.Model):
             tf.function(lambda batch: self(batch, training=False)).get_concrete_function(
                 without_batch_size(inputs)
             )
+        self._pipeline.place_seeds()
 
     def get_build_config(self) -> dict[str, Any] | None:
         """Returns the inputs' shapes and dtypes, for loading."""
         if self._pipeline.input_specs is None:
             return None
-        return {"inputs": keras.saving.serialize_keras_object(self._pipeline.input_specs)}
+        tensors = tf.nest.map_structure(
+            lambda own: keras.KerasTensor(own.shape, own.dtype.name), self._pipeline.input_specs
+        )
+        return {"inputs": keras.saving.serialize_keras_object(tensors)}
 
     def build_from_config(self, config: Mapping[str, Any]) -> None:
         """Makes the weights for inputs as of :meth:`get_build_config`."""
-        self.build_on(keras.saving.deserialize_keras_object(config["inputs"]))
+        tensors = keras.saving.deserialize_keras_object(config["inputs"])
+        self.build_on(
+            tf.nest.map_structure(lambda own: tf.TensorSpec(own.shape, own.dtype), tensors)
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the blocks and all options but devices and balance, for saving.
@@ -240,7 +255,7 @@ class GPipe(keras.Model):
             options["schedule"] = "1f1b"
         return cls(**options)
 
-    def add_loss(self, losses: Any, **kwargs: Any) -> None:
+    def add_loss(self, loss: Any) -> None:
         """Refuses losses that belong to no block.
 
         Raises:
@@ -251,40 +266,51 @@ class GPipe(keras.Model):
             "layer in a block, or give the layer a regularizer"
         )
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        loss_weights: Any = None,
+        *args: Any,
+        jit_compile: Any = False,
+        **kwargs: Any,
+    ) -> None:
         """Keras' ``compile``.
 
         Raises:
           UserError: if XLA is to compile the step.
         """
-        super().compile(*args, **kwargs)
-        if self.jit_compile:
+        if jit_compile not in (False, "auto"):
             raise UserError(
                 "XLA cannot compile the step of a pipeline, whose stages are on devices of their "
                 "own: leave jit_compile out of compile"
             )
-        # On GPUs Keras would have XLA compile the update, which fails if the variables are on
-        # several devices.
-        unwrapped(self.optimizer).jit_compile = False
-        self._compiled_loss_alone = CompiledLoss(self.compiled_loss)
+        self._compiled_loss = CompiledLoss(loss, loss_weights)
+        super().compile(optimizer, loss, loss_weights, *args, jit_compile=False, **kwargs)
 
     def compile_from_config(self, config: Mapping[str, Any]) -> None:
         """Compiles a loaded model as the saved one was, with the optimizer's variables."""
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built:
-            make_slots(self.optimizer, self._pipeline.variables)
+            self.optimizer.build(self._pipeline.variables)
 
-    def make_train_function(self, force: bool = False) -> Callable[..., Any]:
+    def make_train_function(self, force: bool = False) -> None:
         """Keras' ``make_train_function``."""
-        return self._built_first(super().make_train_function(force), trains=True)
+        if force or self.train_function is None:
+            super().make_train_function(force)
+            self.train_function = self._built_first(self.train_function, trains=True)
 
-    def make_test_function(self, force: bool = False) -> Callable[..., Any]:
+    def make_test_function(self, force: bool = False) -> None:
         """Keras' ``make_test_function``."""
-        return self._built_first(super().make_test_function(force))
+        if force or self.test_function is None:
+            super().make_test_function(force)
+            self.test_function = self._built_first(self.test_function)
 
-    def make_predict_function(self, force: bool = False) -> Callable[..., Any]:
+    def make_predict_function(self, force: bool = False) -> None:
         """Keras' ``make_predict_function``."""
-        return self._built_first(super().make_predict_function(force))
+        if force or self.predict_function is None:
+            super().make_predict_function(force)
+            self.predict_function = self._built_first(self.predict_function)
 
     def _built_first(
         self, function: Callable[..., Any], trains: bool = False
@@ -294,29 +320,28 @@ class GPipe(keras.Model):
         Variables that the first step makes would have it traced a second time.
         """
 
-        def make_slots_if_training() -> None:
-            if trains:
-                make_slots(self.optimizer, self._pipeline.variables)
-
-        if self.built:
-            make_slots_if_training()
-            return function
-
         def built_first(batches: Any) -> Any:
-            self.build_on(keras.utils.unpack_x_y_sample_weight(batches.element_spec)[0])
-            make_slots_if_training()
+            if isinstance(batches, Iterator) and not hasattr(batches, "element_spec"):
+                batches = list(batches)  # those of train_on_batch and the like
+            first = getattr(batches, "element_spec", None) or batches[0]
+            self.build_on(keras.utils.unpack_x_y_sample_weight(first)[0])
+            if trains and not self.optimizer.built:
+                self.optimizer.build(self._pipeline.variables)
             return function(batches)
 
         return built_first
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """Keras' ``metrics``: the loss, those given to ``compile``, and the loss of each output."""
+        return [*super().metrics, *self._compiled_loss.metrics]
 
     def train_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         """Takes one step on a batch, with the loss and the optimizer given to ``compile``."""
         inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
         examples = tf.shape(tf.nest.flatten(inputs)[0])[0]
-        scaled = isinstance(self.optimizer, keras.mixed_precision.LossScaleOptimizer)
         splits = self._pipeline.schedule != "gpipe"
-        compiled = self._compiled_loss_alone
-        assert compiled is not None, "compile makes it"
+        compiled = self._compiled_loss
 
         given = {"labels": labels, "weights": weights}
         targets = {name: values for name, values in given.items() if values is not None}
@@ -324,17 +349,13 @@ class GPipe(keras.Model):
         def loss(outputs: Any, targets: Any) -> tf.Tensor:
             of = (outputs, targets.get("labels"), targets.get("weights"))
             value = compiled.part(*of, examples) if splits else compiled.whole(*of)
-            return self.optimizer.get_scaled_loss(value) if scaled else value
+            return self.optimizer.scale_loss(value)
 
-        scale = self.optimizer.loss_scale if scaled else 1.0
-        self.build_on(inputs)
         self._check_weights()
+        scale = self.optimizer.scale_loss(tf.constant(1.0))
         step = self._pipeline.compute(inputs, targets, loss, scale)
-        if self.compiled_loss._user_losses is None and not any(
-            stage.losses for stage in self._pipeline.stages
-        ):
+        if compiled.loss is None and not any(stage.losses for stage in self._pipeline.stages):
             raise UserError("there is no loss to train with: give one to compile")
-        penalty = step.penalty / tf.cast(scale, tf.float32)
         checks = []
         if splits:
             with tf.device(self._pipeline.stages[-1].device):
@@ -348,23 +369,27 @@ class GPipe(keras.Model):
                         self._pipeline.num_micro_batches,
                     )
                 )
-        gradients = step.gradients
-        if scaled:
-            gradients = self.optimizer.get_unscaled_gradients(gradients)
         with tf.control_dependencies(checks):
-            gradients = [None if own is None else tf.identity(own) for own in gradients]
-        self.optimizer.apply_gradients(zip(gradients, self._pipeline.variables))
-        # For the progress bar.
-        self.compiled_loss(labels, step.outputs, weights, regularization_losses=[penalty])
-        return self.compute_metrics(inputs, labels, step.outputs, weights)
+            gradients = [None if own is None else tf.identity(own) for own in step.gradients]
+        self.optimizer.apply(gradients, self._pipeline.variables)
+        return self._logs(inputs, labels, step.outputs, weights, step.penalty / scale)
+
+    def _logs(
+        self, inputs: Any, labels: Any, outputs: Any, weights: Any, penalty: tf.Tensor
+    ) -> Mapping[str, tf.Tensor]:
+        """Adds a batch to the metrics; returns their values."""
+        loss = self._compiled_loss.logged(outputs, labels, weights) + penalty
+        of_all = next(metric for metric in self.metrics if metric.name == "loss")
+        of_all.update_state(loss, sample_weight=tf.shape(tf.nest.flatten(inputs)[0])[0])
+        return self.compute_metrics(inputs, labels, outputs, weights)
 
     def _check_weights(self) -> None:
         """Refuses trainable weights of no block, which no stage would train."""
-        trained = {variable.ref() for variable in self._pipeline.variables}
+        trained = {id(variable) for variable in self._pipeline.variables}
         for variable in self.trainable_variables:
-            if variable.ref() not in trained:
+            if id(variable) not in trained:
                 raise UserError(
-                    f"{variable.name} belongs to the model but to no block, and a pipeline trains "
+                    f"{variable.path} belongs to the model but to no block, and a pipeline trains "
                     "the weights of its blocks only: make it a weight of a layer in a block"
                 )
 
@@ -372,8 +397,7 @@ class GPipe(keras.Model):
         """Evaluates a batch, in micro-batches."""
         inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
         outputs, penalty = self._pipeline.predict(inputs)
-        self.compiled_loss(labels, outputs, weights, regularization_losses=[penalty])
-        return self.compute_metrics(inputs, labels, outputs, weights)
+        return self._logs(inputs, labels, outputs, weights, penalty)
 
     def predict_step(self, data: Any) -> Any:
         """Returns the outputs of a batch, computed in micro-batches."""
@@ -396,7 +420,7 @@ def _devices(devices: Sequence[str] | None, stages: int | None, schedule: str) -
 
 
 def _is_unbuilt_sequential(blocks: Any) -> bool:
-    return isinstance(blocks, keras.Sequential) and not blocks._is_graph_network
+    return isinstance(blocks, keras.Sequential) and not is_functional(blocks)
 
 
 def _as_blocks(blocks: Any) -> list[keras.layers.Layer]:
@@ -422,6 +446,9 @@ def _cut_functional(
     )
     if given is not None:
         network.set_weights(given.get_weights())
+        for layer, copy in zip(layers_in(given), layers_in(network)):
+            if hasattr(layer, "set_vocabulary"):  # of a lookup layer: not a weight
+                copy.set_vocabulary(layer.get_vocabulary(include_special_tokens=False))
     return blocks, balance
 
 

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import tensorflow_variables
 from imagenet_fast.models.blocks import cut
 from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.pipeline_parallel.partition import bounds
@@ -44,7 +45,7 @@ def build_in_stages(
         balance = balance(blocks) if callable(balance) else balance
         parts = bounds(balance, len(blocks), len(devices))
         places = _places(blocks, parts, devices)
-        found = [places.get(id(own.handle), devices[0]) for own in variables[: len(made)]]
+        found = [places.get(id(own), devices[0]) for own in variables[: len(made)]]
     rest = iter(zip(made, found))
 
     def creator(next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
@@ -73,11 +74,10 @@ def _check_same(first: str | None, second: str | None) -> None:
 def _places(
     blocks: Sequence[keras.Model], parts: Sequence[tuple[int, int]], devices: Sequence[str]
 ) -> dict[int, str]:
-    """Returns the device of each weight by its handle, which mixed precision does not wrap."""
+    """Returns the device of each weight by the identity of TensorFlow's variable."""
     return {
-        id(variable.handle): device
+        id(variable): device
         for (begin, end), device in zip(parts, devices)
         for block in blocks[begin:end]
-        for variable in block.variables
-        if isinstance(variable, tf.Variable)  # not the vocabulary of a lookup layer
+        for variable in tensorflow_variables(block.variables)
     }

@@ -7,32 +7,43 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tf_keras.src.engine.compile_utils import LossesContainer
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches
 from imagenet_fast.pipeline_parallel.programs import floats_of
 from imagenet_fast.pipeline_parallel.stage import masked, with_masks
 
-_Reduction = keras.losses.Reduction
 _HOW = "use schedule='gpipe', which computes the loss of the whole batch at once"
 _SPLITS = "this schedule computes the loss of each micro-batch and"
 
 
 class CompiledLoss:
-    """Keras' loss of a model's outputs, without metrics, whose variables a stage cannot change.
+    """Keras' loss of a model's outputs.
 
     Args:
-      compiled: what Keras' ``compile`` made: ``model.compiled_loss``.
+      loss: as ``compile`` takes it; None: the loss is 0.
+      loss_weights: as ``compile`` takes them.
+
+    Attributes:
+      loss: as given.
     """
 
-    def __init__(self, compiled: LossesContainer) -> None:
-        self._container = _LossesAlone(
-            compiled._user_losses,
-            compiled._user_loss_weights,
-            compiled._output_names,
-            total_loss_mean=_NoMetric(),
-        )
+    def __init__(self, loss: Any, loss_weights: Any) -> None:
+        self.loss = loss
+        # Keras computes losses only as a model's; this one has no others, such as regularization.
+        self._model = keras.Model(name="losses")
+        self._model.compile(None, loss, loss_weights, jit_compile=False)
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """The mean loss of each output, if there are several, once there was a batch."""
+        return self._model.metrics[1:]  # without that of all
+
+    def logged(self, outputs: Any, labels: Any, weights: Any) -> tf.Tensor:
+        """Returns the loss of a batch, a scalar, and adds it to the metrics; 0 without a loss."""
+        if self.loss is None:
+            return tf.constant(0.0)
+        return self._model.compute_loss(None, labels, outputs, weights)
 
     def whole(self, outputs: Any, labels: Any, weights: Any) -> tf.Tensor:
         """Returns the loss of a batch, a scalar; 0 without one.
@@ -40,21 +51,21 @@ class CompiledLoss:
         Raises:
           UserError: if the losses do not match the outputs, or one is not reduced to a scalar.
         """
-        losses = self._container._user_losses
-        given = [loss for loss in tf.nest.flatten(losses) if loss is not None]
+        losses = tf.nest.flatten(self.loss)
+        given = [loss for loss in losses if loss is not None]
         count = len(tf.nest.flatten(outputs))
         # In a dict, outputs may be left out.
-        if not isinstance(losses, Mapping) and len(tf.nest.flatten(losses)) not in (1, count):
+        if not isinstance(self.loss, Mapping) and len(losses) not in (1, count):
             raise UserError(f"compile was given {len(given)} losses, but the outputs are {count}")
         for loss in given:
-            if getattr(loss, "reduction", None) == _Reduction.NONE:
+            if getattr(loss, "reduction", "sum") in (None, "none"):
                 raise UserError(
                     f"the loss {loss.name} has reduction='none', but a pipeline trains with one "
                     "number for a batch: leave reduction out for the mean, or give "
                     "reduction='sum', by which a Keras model takes the same steps as by 'none'"
                 )
-        value = self._container(labels, outputs, weights)
-        return tf.constant(0.0) if value is None else value
+        with keras.StatelessScope():  # keeps the metrics
+            return self.logged(outputs, labels, weights)
 
     def part(self, outputs: Any, labels: Any, weights: Any, examples: Any) -> tf.Tensor:
         """Returns a micro-batch's part of a batch's loss, a scalar.
@@ -69,38 +80,51 @@ class CompiledLoss:
           UserError: if the loss of a batch is known not to be a sum over micro-batches.
         """
         loss = self.whole(outputs, labels, weights)
-        if not self._averages(outputs):
+        if not self._averages(outputs, weights):
             return loss
         count = tf.shape(tf.nest.flatten(outputs)[0])[0]
         return loss * tf.cast(count / examples, loss.dtype)
 
-    def _averages(self, outputs: Any) -> bool:
+    def _averages(self, outputs: Any, weights: Any) -> bool:
         """Whether the loss is a mean over the examples; else it is a sum."""
-        used = [
-            (loss, output)
-            for loss, output in zip(self._container._losses, tf.nest.flatten(outputs))
-            if loss is not None
-        ]
-        means = [loss.reduction != _Reduction.SUM for loss, _ in used]
+        used = self._with_outputs(outputs)
+        # That of functions and names is the mean.
+        reductions = [getattr(loss, "reduction", "mean") for loss, _ in used]
+        means = [reduction != "sum" for reduction in reductions]
         if len(set(means)) > 1:
             raise UserError(
                 f"{_SPLITS} cannot train with losses of which some are means and others sums "
                 f"over the batch: give them the same reduction, or {_HOW}"
             )
-        for mean, (loss, output) in zip(means, used):
-            if mean and _ignores_a_class(loss):
+        for reduction, (loss, output) in zip(reductions, used):
+            ignored = getattr(loss, "ignore_class", None)
+            if reduction != "sum" and ignored is not None:
                 raise UserError(
                     f"{_SPLITS} cannot train with the loss {loss.name}, a mean over the "
-                    f"labels that are not of ignore_class={loss._fn_kwargs['ignore_class']}, whose "
-                    f"number differs between micro-batches: {_HOW}"
+                    f"labels that are not of ignore_class={ignored}, whose number differs between "
+                    f"micro-batches: {_HOW}"
                 )
-            if mean and getattr(output, "_keras_mask", None) is not None:
+            if reduction != "sum" and getattr(output, "_keras_mask", None) is not None:
                 raise UserError(
-                    f"{_SPLITS} cannot train with the loss {loss.name} of masked outputs, a "
+                    f"{_SPLITS} cannot train with the loss {_named(loss)} of masked outputs, a "
                     "mean over the unmasked ones, whose number differs between micro-batches: "
                     f"{_HOW}"
                 )
+            if reduction == "mean_with_sample_weight" and weights is not None:
+                raise UserError(
+                    f"{_SPLITS} cannot train with the loss {loss.name}, a mean by sample weights, "
+                    f"whose sum differs between micro-batches: {_HOW}"
+                )
         return any(means)
+
+    def _with_outputs(self, outputs: Any) -> list[tuple[Any, Any]]:
+        """Returns each loss with the output that it is of."""
+        if isinstance(self.loss, Mapping) and isinstance(outputs, Mapping):
+            pairs = [(loss, outputs[name]) for name, loss in self.loss.items()]
+        else:
+            losses, flat = tf.nest.flatten(self.loss), tf.nest.flatten(outputs)
+            pairs = list(zip(losses * (len(flat) if len(losses) == 1 else 1), flat))
+        return [(loss, output) for loss, output in pairs if loss is not None]
 
 
 def check_splits(
@@ -169,17 +193,6 @@ def _largest(value: tf.Tensor) -> tf.Tensor:
     return tf.reduce_max(tf.cast(tf.abs(value), tf.float32))
 
 
-def _ignores_a_class(loss: keras.losses.Loss) -> bool:
-    return getattr(loss, "_fn_kwargs", {}).get("ignore_class") is not None
-
-
-class _NoMetric:
-    """In place of the metric of the progress bar."""
-
-    def update_state(self, *_: Any, **__: Any) -> None:
-        """Does nothing."""
-
-
-class _LossesAlone(LossesContainer):
-    def _create_metrics(self) -> None:
-        self._per_output_metrics = [None] * len(self._output_names)
+def _named(loss: Any) -> str:
+    """Returns the name of a loss, also of a function or a name."""
+    return loss if isinstance(loss, str) else getattr(loss, "name", None) or loss.__name__

@@ -233,12 +233,13 @@ def check_loss(variables: Sequence[tf.Variable], stages: Sequence[Stage]) -> Non
     Raises:
       UserError: if one is trained in a stage.
     """
-    trained = {variable.ref() for stage in stages for variable in stage.variables}
+    trained = {own.value.ref(): own.path for stage in stages for own in stage.variables}
     for variable in variables:
-        if variable.ref() in trained:
+        path = trained.get(variable.ref())
+        if path is not None:
             raise UserError(
-                f"the loss reads the weight {variable.name}, and a pipeline computes its gradient "
-                "by the outputs only: give the layer a regularizer, or call add_loss in its call"
+                f"the loss reads the weight {path}, and a pipeline computes its gradient by the "
+                "outputs only: give the layer a regularizer, or call add_loss in its call"
             )
 
 

@@ -15,7 +15,8 @@ import keras
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, require_choice
-from imagenet_fast.layers.seeds import count, seed_states
+from imagenet_fast.base.keras_2 import KERAS_2
+from imagenet_fast.layers.seeds import count, draw_by_replica, seed_states
 from imagenet_fast.pipeline_parallel.forward_passes import Forward, forward_passes
 from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches, check_batch
 from imagenet_fast.pipeline_parallel.options import REMATERIALIZE
@@ -96,6 +97,7 @@ class Pipeline:
         schedule: str = "gpipe",
         unroll: bool | None = None,
     ) -> None:
+        require_keras_3()
         self.num_micro_batches = positive("num_micro_batches", num_micro_batches)
         require_choice("rematerialize", rematerialize, REMATERIALIZE)
         self.schedule = canonical_schedule(schedule)
@@ -119,7 +121,7 @@ class Pipeline:
             self._cut(balance)
 
     @property
-    def variables(self) -> list[tf.Variable]:
+    def variables(self) -> list[keras.Variable]:
         """The trainable variables, stage by stage."""
         return [variable for stage in self.stages for variable in stage.variables]
 
@@ -190,6 +192,7 @@ class Pipeline:
         Raises:
           UserError: if a block does what a pipeline cannot repeat or move.
         """
+        self.place_seeds()
         batch = MicroBatches(with_masks(inputs), targets, self.num_micro_batches)
         whole = self.schedule == "gpipe"
         passes = Passes(
@@ -231,7 +234,22 @@ class Pipeline:
             Stage(self._blocks[begin:end], device)
             for (begin, end), device in zip(parts, itertools.cycle(self.devices))
         ]
+        self.place_seeds(again=True)
         self.check_placement()
+
+    def place_seeds(self, again: bool = False) -> None:
+        """Makes Keras' random layers draw by micro-batch, with states on their stages' devices.
+
+        To be called again after layers have made further ones, as some do when they are built.
+
+        Args:
+          again: whether also those that do already, whose states may be on other devices.
+        """
+        with tf.init_scope():
+            for stage in self.stages:
+                with tf.device(stage.device):
+                    for block in stage.blocks:
+                        draw_by_replica(block, again)
 
     def check_placement(self) -> None:
         """Checks that all existing weights are on the devices of their stages.
@@ -239,22 +257,20 @@ class Pipeline:
         Raises:
           UserError: if one is not, or several stages share it.
         """
-        owners: dict[Any, int] = {}
+        owners: dict[int, int] = {}
         canonical = functools.cache(full_device_name)
         for place, stage in enumerate(self.stages):
             built = [block for block in stage.blocks if block.built]
             for variable in itertools.chain.from_iterable(block.variables for block in built):
-                if not isinstance(variable, tf.Variable):  # the vocabulary of a lookup layer
-                    continue
-                first = owners.setdefault(variable.ref(), place)
+                first = owners.setdefault(id(variable), place)
                 if first != place:
                     raise UserError(
-                        f"{variable.name} is shared by blocks of stages {first} and {place}: put "
+                        f"{variable.path} is shared by blocks of stages {first} and {place}: put "
                         "them into one stage, or give each a weight of its own"
                     )
-                if canonical(variable.device) != canonical(stage.device):
+                if canonical(variable.value.device) != canonical(stage.device):
                     raise UserError(
-                        f"{variable.name} is on {variable.device}, but its stage is on "
+                        f"{variable.path} is on {variable.value.device}, but its stage is on "
                         f"{stage.device}: give the pipeline blocks that are not built yet"
                     )
 
@@ -280,17 +296,17 @@ class Pipeline:
     def _check_reads(self, programs: Sequence[Programs]) -> None:
         """Refuses variables that are read where their gradient would be lost."""
         owners = {
-            variable.ref(): place
+            variable.value.ref(): (place, variable.path)
             for place, stage in enumerate(self.stages)
             for variable in stage.variables
         }
         check_loss(programs[-1].variables_in_loss, self.stages)
         for place, each in enumerate(programs):
             for variable in each.variables_read:
-                owner = owners.get(variable.ref(), place)
+                owner, path = owners.get(variable.ref(), (place, ""))
                 if owner != place:
                     raise UserError(
-                        f"{variable.name} of stage {owner} is read by a block of stage {place}, "
+                        f"{path} of stage {owner} is read by a block of stage {place}, "
                         "where a pipeline would lose its gradient: put both blocks into one "
                         "stage, or give each a weight of its own"
                     )
@@ -310,16 +326,28 @@ class Pipeline:
         return self.unroll is False or len(self.stages) * count > _MOST_UNROLLED
 
 
-def require_tf_keras(argument: str, value: Any) -> None:
-    """Refuses layers and models of the package ``keras``, which is not ``tf_keras``.
+def require_keras_3() -> None:
+    """Refuses the Keras of TensorFlow 2.15.
+
+    Raises:
+      UserError: under Keras 2.
+    """
+    if KERAS_2:
+        raise UserError(
+            f"pipelines need Keras 3, but Keras {keras.__version__} is installed: install "
+            "TensorFlow 2.16 or later"
+        )
+
+
+def refuse_tf_keras(argument: str, value: Any) -> None:
+    """Refuses layers and models of the package ``tf_keras``, which has Keras 2.
 
     Raises:
       UserError: if the value is one.
     """
-    if any(base.__module__.startswith("keras.src.") for base in type(value).__mro__):
+    if any(base.__module__.startswith("tf_keras.") for base in type(value).__mro__):
         raise UserError(
-            f"{argument} {value!r} is of the package keras, as are those of tf.keras by default; "
-            "make it with tf_keras"
+            f"{argument} {value!r} is of the package tf_keras: make it with Keras (`import keras`)"
         )
 
 
@@ -394,7 +422,7 @@ def _matches(wanted: tf.DeviceSpec, device: tf.DeviceSpec) -> bool:
 
 def _check_block(block: Any) -> None:
     if not isinstance(block, keras.layers.Layer):
-        require_tf_keras("block", block)
+        refuse_tf_keras("block", block)
         raise UserError(
             f"{block!r} cannot be a block of a pipeline, which takes Keras layers and models; a "
             "function can be put into a keras.layers.Lambda"

@@ -11,11 +11,13 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tf_keras.src.saving.serialization_lib import SafeModeScope
 from tqdm import tqdm
 
+from imagenet_fast.base.keras_2 import layers_in, tensorflow_variables
 from imagenet_fast.layers.micro_batch import micro_batch
+from imagenet_fast.layers.seeds import draw_by_replica
 from imagenet_fast.models.block_sizes import block_kind
+from imagenet_fast.models.graph import is_functional
 from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.pipeline_parallel.flops import flops
 from imagenet_fast.pipeline_parallel.programs import Programs, floats_of
@@ -119,19 +121,19 @@ def _count(
     if not block.built:
         with shape_only():
             block = _copy(block, specs)
+    draw_by_replica(block)
     stage = Stage([block], "CPU:0")
     programs = Programs(stage, specs, (), None, first, recomputes=False)
     forward, backward, needed_inputs, needed_outputs = _passes(stage, specs, first)
-    # Vocabularies of lookup layers count as weights in Keras, but are no variables.
-    variables = [weight for weight in block.weights if isinstance(weight, tf.Variable)]
-    other = [variable for variable in variables if not _is_in(variable, stage.variables)]
+    trained = {id(variable) for variable in stage.variables}
+    other = [variable for variable in block.weights if id(variable) not in trained]
     cost = BlockCost(
         name=block.name,
         forward=work(forward),
         backward=work(backward),
         parameters=sum(variable.shape.num_elements() for variable in stage.variables),
-        parameter_bytes=_bytes(stage.variables),
-        other_bytes=_bytes(other),
+        parameter_bytes=_bytes(tensorflow_variables(stage.variables)),
+        other_bytes=_bytes(tensorflow_variables(other)),
         input_bytes=_bytes(specs),
         needed_input_bytes=_bytes(needed_inputs),
         output_bytes=_bytes(programs.outputs),
@@ -151,7 +153,8 @@ def _passes(stage: Stage, specs: Any, first: bool) -> tuple[Sequence[Any], ...]:
             tape.watch(watched)
             outputs = stage(inputs, training=True)
         forward = len(tf.compat.v1.get_default_graph().get_operations())
-        computed = tape.gradient(floats_of(outputs), [*stage.variables, *watched])
+        variables = tensorflow_variables(stage.variables)
+        computed = tape.gradient(floats_of(outputs), [*variables, *watched])
         gradients = [tf.convert_to_tensor(own) for own in computed if own is not None]
         found.extend((forward, gradients, tf.nest.flatten(inputs), tf.nest.flatten(outputs)))
 
@@ -169,6 +172,7 @@ def _seconds(
     """Returns the times of the forward and backward passes."""
     with tf.device(device):
         stage = Stage([_copy(block, specs)], device)
+        draw_by_replica(stage.blocks[0])
         programs = Programs(stage, specs, (), None, first, recomputes=False)
         inputs, upstream = tf.nest.map_structure(_random, (specs, floats_of(programs.outputs)))
         of = (tf.constant(0), tf.constant(1.0))
@@ -193,15 +197,15 @@ def _seconds(
 
 def _copy(block: keras.layers.Layer, specs: Any) -> keras.layers.Layer:
     """Returns a copy with new weights, on the device in scope."""
-    if getattr(block, "_is_graph_network", False):
+    if is_functional(block):
         return keras.models.clone_model(block)  # whatever the classes of its layers
     # For inner layers that are not registered with Keras, and for Python lambdas.
-    classes = {type(layer).__name__: type(layer) for layer in (block, *block.submodules)}
-    with keras.saving.custom_object_scope(classes), SafeModeScope(safe_mode=False):
-        try:
-            copy = type(block).from_config(block.get_config())
-        except TypeError as error:  # of a subclassed model, whose get_config is empty
-            raise NotImplementedError(f"{block.name!r} has no get_config") from error
+    classes = {type(layer).__name__: type(layer) for layer in layers_in(block)}
+    config = keras.saving.serialize_keras_object(block)
+    try:
+        copy = keras.saving.deserialize_keras_object(config, classes, safe_mode=False)
+    except TypeError as error:  # its __init__ does not take what Keras' own get_config returns
+        raise NotImplementedError(f"{block.name!r} has no get_config") from error
     copy(tf.nest.map_structure(lambda own: keras.Input(own.shape[1:], dtype=own.dtype), specs))
     return copy
 
@@ -230,7 +234,3 @@ def _bytes(values: Any) -> int:
     """
     known = [value for value in tf.nest.flatten(values) if value.shape.is_fully_defined()]
     return sum(value.shape.num_elements() * value.dtype.size for value in known)
-
-
-def _is_in(variable: tf.Variable, others: Sequence[tf.Variable]) -> bool:
-    return any(variable is other for other in others)

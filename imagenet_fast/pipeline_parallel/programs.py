@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import tensorflow_variables
 from imagenet_fast.layers.micro_batch import micro_batch
 from imagenet_fast.pipeline_parallel.stage import Stage, WithMasks, masked, with_masks
 from imagenet_fast.pipeline_parallel.statistics import Moments, observed
@@ -118,7 +119,6 @@ class Programs:
     ) -> None:
         self._traced = traced = _trace(stage, with_masks(inputs), targets, loss, first)
         _check(traced.operations, stage, recomputes)
-        self._variables = stage.variables
         self._has_loss = loss is not None
         self._weights = read_variables(traced.function)
         self.outputs = tf.nest.map_structure(spec_of, traced.outputs)
@@ -126,7 +126,7 @@ class Programs:
         self.variables_read = traced.variables_read
         self.variables_in_loss = traced.variables_in_loss
 
-        count = len(self._variables)
+        count = len(stage.variables)
         self._variable_gradients = traced.gradients[:count]
         self._input_gradients = traced.gradients[count:]
         fed, kept, upstream = traced.fed, traced.activations, traced.upstream
@@ -339,17 +339,16 @@ def _trace(
                 variables_in_loss = variables_behind(value, tape_of_loss)
                 losses.append(tf.cast(value, tf.float32) * counts)
             penalty = fraction * sum_of(stage.losses)
+        variables = tensorflow_variables(stage.variables)
         forward = graph.get_operations()
         ends = losses or floats_of(outputs)
         upstream = [tf.compat.v1.placeholder(end.dtype, end.shape) for end in ends if not losses]
         seeds = [*(upstream or map(tf.ones_like, ends)), tf.constant(1.0)]
-        gradients = tape.gradient(
-            [*ends, penalty], [*stage.variables, *watched], output_gradients=seeds
-        )
+        gradients = tape.gradient([*ends, penalty], [*variables, *watched], output_gradients=seeds)
         gradients = [
             None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients
         ]
-        for variable, gradient in zip(stage.variables, gradients):
+        for variable, gradient in zip(variables, gradients):
             if gradient is not None:  # whose shape a recurrent layer does not know
                 gradient.set_shape(variable.shape)
         backward = graph.get_operations()[len(forward) :]
@@ -502,13 +501,14 @@ def _check(operations: _Operations, stage: Stage, recomputes: bool) -> None:
         if _RANDOM.match(kind) and recomputes:
             raise UserError(
                 f"{where}, draws random numbers that recomputation would not repeat: use "
-                "imagenet_fast.layers.Dropout in place of Keras' own, tf.random.stateless_*, or "
+                "keras.random with a SeedGenerator of the layer, tf.random.stateless_*, or "
                 "rematerialize='never', which recomputes nothing"
             )
         if _CHANGE.match(kind):
             raise UserError(
                 f"{where}, changes a variable, which a pipeline allows for batch norm only: "
-                "compute the value from the inputs, or change the variable in a callback"
+                "compute the value from the inputs, or change the variable in a callback; "
+                "keras.random needs a SeedGenerator of the layer"
             )
 
 

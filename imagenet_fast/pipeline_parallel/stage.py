@@ -39,20 +39,13 @@ class Stage:
     def __init__(self, blocks: Sequence[keras.layers.Layer], device: str) -> None:
         self.blocks = list(blocks)
         self.device = device
-        # A layer that several blocks share counts once in it.
-        self._container = keras.layers.Layer()
-        self._container.blocks = self.blocks
         self._losses_of_call: list[tf.Tensor] = []
 
     @property
-    def variables(self) -> list[tf.Variable]:
-        """The trainable variables."""
-        return self._container.trainable_variables
-
-    @property
-    def layers(self) -> list[keras.layers.Layer]:
-        """The blocks and all layers inside them."""
-        return [layer for block in self.blocks for layer in (block, *block.submodules)]
+    def variables(self) -> list[keras.Variable]:
+        """The trainable variables, each once."""
+        found = [own for block in self.blocks for own in block.trainable_variables]
+        return list({id(own): own for own in found}.values())
 
     @property
     def norms(self) -> list[keras.layers.BatchNormalization]:
@@ -62,13 +55,10 @@ class Stage:
     @property
     def losses(self) -> list[tf.Tensor]:
         """Regularization and ``add_loss`` of the most recent call."""
-        regularizers = [
-            regularizer
-            for layer in self._container._flatten_layers()
-            for regularizer in layer._callable_losses
+        return [
+            *self._losses_of_call,
+            *(own.regularizer(own) for own in _regularized(self.variables)),
         ]
-        values = [*self._losses_of_call, *(regularizer() for regularizer in regularizers)]
-        return [value for value in values if value is not None]
 
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the outputs of the last block; to be called in the device's scope.
@@ -80,10 +70,10 @@ class Stage:
         for block in self.blocks:
             # Keras also passes it to the layers inside a block whose call has no such argument.
             inputs = block(inputs, training=training)
-            # Now, because the next call of the same layer deletes them.
-            for layer in block._flatten_layers():
-                for loss in layer._eager_losses or layer._losses:
-                    losses[id(loss)] = loss
+            # Now, because the next call of the same layer deletes them. Regularization comes last.
+            found = block.losses
+            count = len(found) - len(_regularized(block.trainable_variables))
+            losses.update((id(loss), loss) for loss in found[:count])
         self._losses_of_call = list(losses.values())
         for value in tf.nest.flatten(inputs):
             if not tf.is_tensor(value) or isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
@@ -93,6 +83,10 @@ class Stage:
                     "sparse, in any structure"
                 )
         return inputs
+
+
+def _regularized(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+    return [variable for variable in variables if variable.regularizer is not None]
 
 
 def with_masks(outputs: Any) -> WithMasks:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import tensorflow_variables
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.pipeline_parallel.placement import full_device_name
 
@@ -44,7 +46,7 @@ class StageAllReduce:
         gradients: Sequence[tf.Tensor],
         exact: Sequence[tf.Tensor] = (),
         *,
-        variables: Sequence[tf.Variable],
+        variables: Sequence[Any],
     ) -> Tensors:
         """Returns the sums of ``gradients``, then those of ``exact``, in their order.
 
@@ -53,7 +55,7 @@ class StageAllReduce:
           exact: further tensors, summed in their own dtype.
           variables: of the gradients.
         """
-        stages = [self._devices.index(variable.device) for variable in variables]
+        stages = [self._devices.index(own.device) for own in tensorflow_variables(variables)]
         sums: dict[int, tf.Tensor] = {}
         for stage, (device, all_reduce) in enumerate(zip(self._devices, self._stages)):
             places = [i for i, other in enumerate(stages) if other == stage]

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import layers_in
 from imagenet_fast.layers import GhostBatchNormalization
 
 
@@ -38,7 +39,7 @@ class Moments(NamedTuple):
 
 def batch_norms(layers: Sequence[keras.layers.Layer]) -> list[keras.layers.BatchNormalization]:
     """Returns all batch norms in some layers, each once, in a fixed order."""
-    found = dict.fromkeys(inner for layer in layers for inner in (layer, *layer.submodules))
+    found = dict.fromkeys(inner for layer in layers for inner in layers_in(layer))
     return [layer for layer in found if isinstance(layer, keras.layers.BatchNormalization)]
 
 
@@ -71,9 +72,9 @@ def commit(norms: Sequence[keras.layers.BatchNormalization], moments: dict[int, 
         if not isinstance(norm, GhostBatchNormalization):
             # Rounding may make the difference negative.
             variance = tf.maximum(variance - tf.square(offset), 0.0)
-            if norm.fused:  # whose kernel applies Bessel's correction
+            if _is_unbiased(norm):
                 variance *= sums.count / tf.maximum(sums.count - 1, 1.0)
-        mean, average = norm.moving_mean, norm.moving_variance
+        mean, average = norm.moving_mean.value, norm.moving_variance.value
         with tf.device(mean.device):
             mean.assign_add((1 - norm.momentum) * tf.cast(offset, mean.dtype))
         with tf.device(average.device):
@@ -81,44 +82,49 @@ def commit(norms: Sequence[keras.layers.BatchNormalization], moments: dict[int, 
             average.assign_add((1 - norm.momentum) * change)
 
 
+def _is_unbiased(norm: keras.layers.BatchNormalization) -> bool:
+    """Returns whether the moving variance gets Bessel's correction."""
+    return getattr(norm, "unbiased_variance", False)
+
+
 @contextlib.contextmanager
 def _observed(
     norm: keras.layers.BatchNormalization, place: int, moments: dict[int, Moments]
 ) -> Iterator[None]:
-    """Like :func:`observed` for one layer; replaces both methods that update moving averages."""
-    found: dict[str, tf.Tensor] = {}
+    """Like :func:`observed` for one layer, whose ``call`` it replaces."""
+    if norm.renorm:
+        raise UserError(
+            f"batch norm {norm.name!r} has renorm=True, whose statistics a pipeline cannot update "
+            "once per batch: leave it out"
+        )
     graph = tf.compat.v1.get_default_graph()
 
     def call(inputs: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
-        outputs = type(norm).call(norm, inputs, *args, **kwargs)
-        if found:
-            if place in moments:
-                raise UserError(
-                    f"batch norm {norm.name!r} is called twice in training, and a pipeline cannot "
-                    "update its moving averages by both: give each call a layer of its own"
-                )
-            if tf.compat.v1.get_default_graph() is not graph:
-                raise UserError(
-                    f"batch norm {norm.name!r} is called in a tf.function, tf.cond or loop inside "
-                    "a block, where a pipeline cannot read its statistics: call it outside"
-                )
-            mask = inspect.signature(type(norm).call).bind(norm, inputs, *args, **kwargs)
-            values = _count(norm, inputs, mask.arguments.get("mask"), found["mean"])
-            moments[place] = _moments(norm, values, found["mean"], found["variance"])
-            found.clear()
+        with keras.StatelessScope() as scope:  # keeps the variables, and what is assigned to them
+            outputs = type(norm).call(norm, inputs, *args, **kwargs)
+        mean, variance = map(scope.get_current_value, (norm.moving_mean, norm.moving_variance))
+        if mean is None:
+            return outputs
+        if place in moments:
+            raise UserError(
+                f"batch norm {norm.name!r} is called twice in training, and a pipeline cannot "
+                "update its moving averages by both: give each call a layer of its own"
+            )
+        if tf.compat.v1.get_default_graph() is not graph:
+            raise UserError(
+                f"batch norm {norm.name!r} is called in a tf.function, tf.cond or loop inside "
+                "a block, where a pipeline cannot read its statistics: call it outside"
+            )
+        mask = inspect.signature(type(norm).call).bind(norm, inputs, *args, **kwargs)
+        mean, variance = tf.cast(mean, tf.float32), tf.cast(variance, tf.float32)
+        count = _count(inputs, mask.arguments.get("mask"), mean)
+        moments[place] = _moments(norm, count, mean, variance)
         return outputs
 
-    def keep(variable: tf.Variable, value: tf.Tensor, *_: Any) -> None:
-        name = "mean" if variable is norm.moving_mean else "variance"
-        found[name] = tf.cast(value, tf.float32)
-
     # With a momentum of 0, the values to assign are the statistics themselves.
-    changes = {
-        "momentum": 0.0,
-        "call": call,
-        "_assign_new_value": keep,
-        "_assign_moving_average": keep,
-    }
+    changes = {"momentum": 0.0, "call": call}
+    if _is_unbiased(norm):
+        changes["unbiased_variance"] = False
     before = {name: norm.__dict__[name] for name in changes if name in norm.__dict__}
     # Not by setattr, because Keras would track the values.
     norm.__dict__.update(changes)
@@ -130,12 +136,9 @@ def _observed(
         norm.__dict__.update(before)
 
 
-def _count(
-    norm: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any, mean: tf.Tensor
-) -> tf.Tensor:
+def _count(inputs: tf.Tensor, mask: Any, mean: tf.Tensor) -> tf.Tensor:
     """Returns the number of values per channel, float32, that the statistics are of."""
-    # Keras' fused batch norm ignores masks.
-    if mask is None or norm.fused:
+    if mask is None:
         return tf.cast(tf.size(inputs) // tf.size(mean), tf.float32)
     weights = tf.broadcast_to(tf.cast(mask, tf.float32)[..., tf.newaxis], tf.shape(inputs))
     return tf.reduce_sum(weights) / tf.cast(tf.size(mean), tf.float32)
@@ -146,7 +149,5 @@ def _moments(
 ) -> Moments:
     offset = mean - tf.cast(norm.moving_mean, mean.dtype)
     if not isinstance(norm, GhostBatchNormalization):
-        if norm.fused:
-            variance *= (count - 1) / count
         variance += tf.square(offset)
     return Moments(count, count * offset, count * variance)

@@ -45,6 +45,14 @@ class Join(keras.layers.Layer):
         super().__init__(**kwargs)
         self.block = block
 
+    def get_config(self):
+        return {**super().get_config(), "block": keras.saving.serialize_keras_object(self.block)}
+
+    @classmethod
+    def from_config(cls, config):
+        block = keras.saving.deserialize_keras_object(config.pop("block"))
+        return cls(block, **config)
+
     def call(self, inputs, training=None):
         one, other = inputs
         return self.block(one, training=training), other
@@ -68,7 +76,8 @@ def blocks(kind):
         layers = [keras.layers.Conv2D(6, 3, padding="same", name=f"conv{number}")]
         if kind == "noisy":
             layers.append(keras.layers.BatchNormalization(momentum=0.5, name=f"norm{number}"))
-            layers.append(Dropout(0.3, name=f"dropout{number}"))
+            dropout = (Dropout, keras.layers.Dropout)[number]
+            layers.append(dropout(0.3, name=f"dropout{number}"))
         layers.append(keras.layers.Activation("tanh"))
         made.append(keras.Sequential(layers, name=f"block{number}"))
     return [made[0], Pair(name="pair"), Join(made[1], name="join"), Head(name="head")]
@@ -131,7 +140,7 @@ def main():
     for kind, stages, parts, mode, schedule in cases:
         model, gradients = pipelined(kind, stages, parts, mode, schedule)
         name = f"{kind} K={stages} M={parts} {mode} {schedule}"
-        places = {variable.device.split("/")[-1] for variable in model.variables}
+        places = {variable.value.device.split("/")[-1] for variable in model.variables}
         devices = range(device_count(stages, schedule))
         assert places == {f"device:CPU:{device}" for device in devices}, places
         found[name] = difference(gradients, expected[kind, parts])

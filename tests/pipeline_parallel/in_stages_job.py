@@ -45,12 +45,13 @@ def case(make, balance, policy):
     return {
         "balance": balance,
         "devices": [
-            sorted({number_of(variable.device) for variable in block.variables}) for block in blocks
+            sorted({number_of(variable.value.device) for variable in block.variables})
+            for block in blocks
         ],
         "equal": all(map(np.array_equal, model.get_weights(), plain.get_weights())),
         "weights": len(plain.get_weights()),
         "random numbers": drawn == np.random.rand(),
-        "dtypes": sorted({variable.dtype.name for variable in model.trainable_variables}),
+        "dtypes": sorted({variable.dtype for variable in model.trainable_variables}),
     }
 
 

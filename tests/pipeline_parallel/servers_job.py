@@ -32,8 +32,8 @@ def train(devices, unroll):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss)
     losses = model.fit(IMAGES, LABELS, batch_size=12, epochs=2, shuffle=False, verbose=0)
-    places = {tf.DeviceSpec.from_string(own.device).job for own in model.variables}
-    slots = {tf.DeviceSpec.from_string(own.device).job for own in model.optimizer.variables}
+    places = {tf.DeviceSpec.from_string(own.value.device).job for own in model.variables}
+    slots = {tf.DeviceSpec.from_string(own.value.device).job for own in model.optimizer.variables}
     return {
         "losses": losses.history["loss"],
         "evaluated": model.evaluate(IMAGES, LABELS, verbose=0),

@@ -113,7 +113,7 @@ def bins():
     values = keras.Input([4])
     layer = layers.Discretization(num_bins=3)
     layer.adapt(np.arange(40.0).reshape(10, 4))
-    return values, layers.Dense(2)(tf.cast(layer(values), tf.float32))
+    return values, layers.Dense(2)(keras.ops.cast(layer(values), "float32"))
 
 
 @pytest.mark.parametrize("make", [lookup, bins])
@@ -241,6 +241,33 @@ def test_layers_that_keras_cannot_load_are_counted():
     model = GPipe([*blocks(), nested], DEVICES[:2])
     model(IMAGES)
     assert balance(model) == [1, 5]
+
+
+class Attention(layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.attention = layers.MultiHeadAttention(2, 3, dropout=0.5)
+
+    def call(self, inputs):
+        return self.attention(inputs, inputs)
+
+
+@pytest.mark.parametrize("costs", ["flops", pytest.param("measured", marks=pytest.mark.long)])
+@pytest.mark.parametrize("form", ["blocks", "functional"])
+def test_random_layers_of_keras_are_counted(form, costs):
+    """Also those that a layer makes when it is built."""
+    blocks = [layers.Reshape([16, 12]), layers.Dropout(0.5), Attention(), layers.Flatten()]
+    if form == "functional":
+        values = images = keras.Input([8, 8, 3])
+        for layer in [*blocks, layers.Dense(3)]:
+            values = layer(values)
+    network = keras.Model(images, values) if form == "functional" else [*blocks, layers.Dense(3)]
+    model = GPipe(network, DEVICES[:2], num_micro_batches=2, batch_size=6, costs=costs)
+    model.compile("sgd", SPARSE)
+    model.fit(IMAGES, LABELS, batch_size=6, epochs=2, verbose=0)
+    assert sum(balance(model)) == 5
+    states = [own for own in model.variables if own.path.endswith("seed_generator_state")]
+    assert [int(own.numpy()[1]) for own in states] == [2, 2]
 
 
 @pytest.mark.parametrize("model", [layers.Dense(3), WrappedModel(layers.Dense(3))])

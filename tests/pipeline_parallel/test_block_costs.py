@@ -36,7 +36,7 @@ class Scale(keras.layers.Layer):
     """Not registered with Keras; its factor does not learn."""
 
     def build(self, input_shape):
-        self.factor = self.add_weight("factor", shape=[], dtype="float32", trainable=False)
+        self.factor = self.add_weight(name="factor", shape=[], dtype="float32", trainable=False)
         super().build(input_shape)
 
     def call(self, inputs):

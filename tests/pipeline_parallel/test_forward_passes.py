@@ -103,7 +103,8 @@ def case(request):
     blocks = make(), make()
     made = plain(blocks[0], images), pipelined(blocks[1], images)
     for model in made:
-        model.compile("sgd", loss, weighted_metrics=["accuracy"])
+        metrics = {name: ["accuracy"] for name in loss} if isinstance(loss, dict) else ["accuracy"]
+        model.compile("sgd", loss, weighted_metrics=metrics)
         model(images)
     for one, other in zip(*blocks):
         other.set_weights(one.get_weights())
@@ -117,7 +118,7 @@ def test_they_are_those_of_the_plain_model(case, batch_size):
     options = {"batch_size": batch_size, "verbose": 0}
     for evaluated in (
         lambda own: own.predict(images, **options),
-        lambda own: own.evaluate(images, labels, sample_weight=WEIGHTS, **options),
+        lambda own: own.evaluate(images, labels, sample_weight=WEIGHTS[:, None], **options),
     ):
         tf.nest.map_structure(
             lambda own, other: np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-6),

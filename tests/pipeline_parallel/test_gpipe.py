@@ -42,7 +42,7 @@ def plain(layers):
     return keras.Model(inputs, outputs)
 
 
-def trained(model, optimizer="sgd", loss=SPARSE, labels=LABELS, **options):
+def trained(model, optimizer="sgd", loss=SPARSE, labels=LABELS[:, np.newaxis], **options):
     """Trains, with a last batch that is shorter; returns what fit and evaluate say."""
     # A plain model eagerly, because tracing takes longer than its few steps.
     eagerly = not isinstance(model, GPipe)
@@ -108,7 +108,9 @@ def one_hot(labels):
         pytest.param("mse", None, id="by name"),
         pytest.param("mse", WEIGHTS, id="by name, weighted"),
         pytest.param(
-            lambda labels, outputs: tf.abs(labels - outputs), WEIGHTS, id="function, weighted"
+            lambda labels, outputs: tf.reduce_max(tf.abs(labels - outputs), axis=-1),
+            WEIGHTS,
+            id="function, weighted",
         ),
         pytest.param(keras.losses.MeanSquaredError(reduction="sum"), None, id="sum"),
         pytest.param(keras.losses.MeanSquaredError(reduction="sum"), WEIGHTS, id="sum, weighted"),
@@ -139,24 +141,18 @@ def test_regularization_counts_once_a_batch():
     [
         pytest.param(lambda: keras.optimizers.Adam(1e-3, global_clipnorm=0.1), id="clipped Adam"),
         pytest.param(lambda: LARS(0.1, momentum=0.9, weight_decay=1e-3), id="LARS"),
+        pytest.param(lambda: keras.optimizers.SGD(0.01, loss_scale_factor=1024), id="loss scale"),
         pytest.param(
-            lambda: keras.mixed_precision.LossScaleOptimizer(
-                keras.optimizers.SGD(0.01), dynamic=False, initial_scale=1024
+            lambda: keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD(0.01), initial_scale=1024, dynamic_growth_steps=3
             ),
-            id="loss scale",
+            id="dynamic loss scale",
         ),
     ],
 )
 def test_optimizers_take_the_same_steps(optimizer):
     own = trained(GPipe(blocks(), DEVICES[:3], num_micro_batches=4), optimizer())
     np.testing.assert_allclose(own, trained(plain(blocks()), optimizer()), rtol=1e-4, atol=1e-5)
-
-
-def test_updates_are_not_compiled():
-    """As Keras would have it on GPUs, where it fails if the variables are on several of them."""
-    optimizer = keras.optimizers.SGD(jit_compile=True)
-    GPipe(blocks(), devices=DEVICES[:2], num_micro_batches=2).compile(optimizer, SPARSE)
-    assert not optimizer.jit_compile
 
 
 @pytest.mark.long
@@ -185,7 +181,7 @@ def test_mixed_precision():
     pipeline = GPipe(make(), DEVICES[:2], num_micro_batches=3)
     own, other = trained(pipeline), trained(plain(make()))
     np.testing.assert_allclose(own, other, rtol=0.02, atol=0.02)
-    assert {variable.dtype for variable in pipeline.variables} == {tf.float32}
+    assert {variable.dtype for variable in pipeline.variables} == {"float32"}
 
 
 def test_weights_can_be_averaged():
@@ -228,16 +224,16 @@ def fit(model):
 
 
 @pytest.mark.long
-def test_a_checkpoint_goes_on_in_another_balance(tmp_path):
+def test_training_goes_on_in_another_balance(tmp_path):
     first = noisy_model([1, 3], "always")
     fit(first)
-    path = tf.train.Checkpoint(model=first).save(str(tmp_path / "checkpoint"))
+    first.save_weights(tmp_path / "first.weights.h5")
     fit(first)
 
     second = noisy_model([2, 1, 1], "never")
     second.build_on(IMAGES)
     second.optimizer.build(second.trainable_variables)
-    tf.train.Checkpoint(model=second).restore(path).assert_existing_objects_matched()
+    second.load_weights(tmp_path / "first.weights.h5")
     fit(second)
     for own, other in zip(second.weights, first.weights):
         np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-7)
@@ -249,19 +245,17 @@ def test_batch_norm_moves_once_a_batch_by_the_statistics_of_all_of_it():
     model = GPipe([norm, keras.Sequential(head)], DEVICES[:2], num_micro_batches=4)
     model.compile("sgd", SPARSE)
     model.train_on_batch(IMAGES, LABELS)
-    count = IMAGES[..., 0].size
     np.testing.assert_allclose(norm.moving_mean, 0.1 * IMAGES.mean((0, 1, 2)), atol=1e-6)
-    # Keras' fused kernel divides by one fewer.
-    variance = IMAGES.var((0, 1, 2)) * count / (count - 1)
+    variance = IMAGES.var((0, 1, 2))
     np.testing.assert_allclose(norm.moving_variance, 0.9 + 0.1 * variance, rtol=1e-5)
 
 
-def test_a_saved_model_has_no_pipeline(tmp_path):
+def test_an_exported_model_has_no_pipeline(tmp_path):
     model = GPipe(noisy_blocks(2), DEVICES[:2], num_micro_batches=5)
     expected = model.predict(IMAGES[:7], verbose=0)
-    tf.saved_model.save(model, str(tmp_path))
+    model.export(tmp_path, verbose=False)
     loaded = tf.saved_model.load(str(tmp_path))
-    np.testing.assert_allclose(loaded(IMAGES[:7], training=False), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(loaded.serve(IMAGES[:7]), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_default_devices_are_those_of_this_machine():
@@ -351,18 +345,20 @@ def test_bad_options(options, message):
     ],
 )
 def test_bad_options_beside_a_functional_model(options, message):
-    images = keras.Input(4)
+    images = keras.Input([4])
     model = keras.Model(images, keras.layers.Dense(2)(keras.layers.Dense(3)(images)))
     with pytest.raises(UserError, match=message):
         GPipe(model, DEVICES[:2], **options)
 
 
 def test_layers_and_models_of_another_keras_package_are_refused():
-    """By a stand-in, because importing that package changes what tf_keras 2.15 loads from files."""
-    layer = type("Dense", (), {"__module__": "keras.src.layers.core.dense"})
-    model = type("Sequential", (), {"__module__": "keras.src.models", "__call__": print})
+    """By a stand-in: importing that package takes seconds."""
+    layer = type("Dense", (), {"__module__": "tf_keras.src.layers.core.dense"})
+    model = type("Sequential", (), {"__module__": "tf_keras.src.models", "__call__": print})
     for blocks_ in ([layer(), layer()], model()):
-        with pytest.raises(UserError, match=r"is of the package keras.* make it with tf_keras"):
+        with pytest.raises(
+            UserError, match=r"is of the package tf_keras: make it with Keras \(`im"
+        ):
             GPipe(blocks_, DEVICES[:2])
 
 
@@ -382,7 +378,7 @@ def test_weights_that_stages_share_are_refused_whatever_comes_first(first):
         "call": lambda: model(IMAGES),
         "fit": lambda: model.fit(IMAGES, LABELS, verbose=0),
     }[first]
-    with pytest.raises(UserError, match="shared/kernel:0 is shared by blocks of stages 0 and 1"):
+    with pytest.raises(UserError, match="shared/kernel is shared by blocks of stages 0 and 1"):
         call()
 
 
@@ -404,14 +400,6 @@ def model_and_predictions():
     model = noisy_model([2, 1], "except_last")
     fit(model)
     return model, model.predict(IMAGES, verbose=0)
-
-
-@pytest.mark.long
-def test_a_saved_model_predicts(model_and_predictions, tmp_path):
-    model, expected = model_and_predictions
-    model.save(tmp_path / "saved")
-    loaded = keras.models.load_model(tmp_path / "saved")
-    np.testing.assert_allclose(loaded.predict(IMAGES, verbose=0), expected, rtol=1e-5)
 
 
 @pytest.mark.long

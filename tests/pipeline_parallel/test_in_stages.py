@@ -52,7 +52,7 @@ def test_balances(found):
 @pytest.mark.long
 def test_blocks_that_were_built_on_another_device(found):
     told = (
-        r"second/kernel:0 is on .*CPU:1, but its stage is on .*CPU:2: give the pipeline blocks th"
+        r".*second/kernel is on .*CPU:1, but its stage is on .*CPU:2: give the pipeline blocks th"
     )
     assert re.match(told, found["misplaced"])
 
@@ -77,7 +77,7 @@ def test_the_model_is_that_of_the_blocks():
 
 def test_the_balance_may_follow_from_blocks_that_take_no_memory():
     def balance(blocks):
-        balance.sizes = [tf.size(block.variables[0].read_value()).numpy() for block in blocks]
+        balance.sizes = [tf.size(block.variables[0].value.read_value()).numpy() for block in blocks]
         balance.counts = [block.count_params() for block in blocks]
         return [2, 1]
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import Dropout
 from imagenet_fast.layers.micro_batch import micro_batch
+from imagenet_fast.layers.seeds import count, seed_states
 from imagenet_fast.pipeline_parallel.gpipe import GPipe
 
 layers = keras.layers
@@ -61,7 +62,7 @@ class Patches(layers.Layer):
 
     def build(self, input_shape):
         self.patch = layers.Conv2D(6, 2, 2)
-        self.position = self.add_weight("position", shape=[1, 16, 6], initializer="normal")
+        self.position = self.add_weight(name="position", shape=[1, 16, 6], initializer="normal")
 
     def call(self, inputs):
         return tf.reshape(self.patch(inputs), [-1, 16, 6]) + self.position
@@ -146,6 +147,7 @@ def lstm_classifier():
 
 def contrastive(labels, outputs):
     """Each image against all others, of which those of its class are near."""
+    labels = tf.reshape(labels, [-1, 1])
     outputs = tf.math.l2_normalize(outputs, axis=-1)
     same = tf.cast(labels == tf.transpose(labels), tf.float32)
     return -tf.reduce_sum(same * tf.nn.log_softmax(outputs @ tf.transpose(outputs) / 0.5), axis=-1)
@@ -160,7 +162,7 @@ def above_average(labels, outputs):
 def by_hand(labels, outputs):
     """A mean over the examples, which a function does not say of itself."""
     return tf.nn.sparse_softmax_cross_entropy_with_logits(
-        labels=tf.cast(labels[:, 0], tf.int32), logits=outputs
+        labels=tf.cast(labels, tf.int32), logits=outputs
     )
 
 
@@ -265,9 +267,8 @@ class NoisyChain(Chain):
         for number, part in enumerate(tf.split(inputs, self.sizes)):
             with micro_batch(number):
                 outputs.append(super().call(part, training=True))
-        for layer in self.submodules:
-            if isinstance(layer, Dropout):
-                layer.count()
+        for state in seed_states(self):
+            count(state)
         return tf.concat(outputs, axis=0)
 
 
@@ -450,13 +451,13 @@ def test_cases_that_are_refused_are_those_that_do_not_split():
 
 def test_weights_of_no_block_are_refused():
     model = GPipe(classifier(), DEVICES[:2])
-    model.temperature = tf.Variable(1.0, name="temperature")
+    model.temperature = keras.Variable(1.0, name="temperature")
     model.compile("sgd", CROSS_ENTROPY(from_logits=True))
-    with pytest.raises(UserError, match="temperature:0 belongs to the model but to no block"):
+    with pytest.raises(UserError, match="temperature belongs to the model but to no block"):
         model.train_on_batch(IMAGES, LABELS)
 
 
 def test_losses_of_no_block_are_refused():
     model = GPipe(classifier(), DEVICES[:2])
     with pytest.raises(UserError, match="call add_loss in the call of a layer in a block"):
-        model.add_loss(lambda: tf.constant(1.0))
+        model.add_loss(tf.constant(1.0))

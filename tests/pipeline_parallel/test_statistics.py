@@ -6,11 +6,20 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.layers import GhostBatchNormalization, GroupedBatchNormalization
+from imagenet_fast.layers import (
+    BatchNormalization,
+    GhostBatchNormalization,
+    GroupedBatchNormalization,
+)
 from imagenet_fast.pipeline_parallel.statistics import Moments, batch_norms, commit, observed
 
 BatchNorm = keras.layers.BatchNormalization
 MOMENTUM = 0.75
+
+
+def unbiased(**options):
+    """Its moving variance is of unbiased variances."""
+    return BatchNormalization(unbiased_variance=True, **options)
 
 
 def draw(*shape):
@@ -61,31 +70,25 @@ def test_masked_positions_do_not_count():
     masks = iter(np.split(mask, 2))
     take([norm], lambda part: norm(part, training=True, mask=next(masks)), np.split(values, 2))
     mean, variance = averages(norm)
-    assert not norm.fused
     np.testing.assert_allclose(mean, moved(values[mask].mean(0), 0.0), rtol=1e-5)
     np.testing.assert_allclose(variance, moved(values[mask].var(0), 1.0), rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [BatchNorm, GroupedBatchNormalization])
+@pytest.mark.parametrize(
+    ("kind", "ddof"),
+    [(BatchNorm, 0), (BatchNormalization, 0), (GroupedBatchNormalization, 0), (unbiased, 1)],
+)
 @pytest.mark.parametrize("sizes", [[6], [3, 3], [3, 2, 1], [1] * 6])
-def test_images(kind, sizes):
-    """Keras' fused kernel, whose variance is unbiased."""
+def test_images(kind, ddof, sizes):
     norm = kind(momentum=MOMENTUM)
     parts = np.split(draw(6, 4, 5, 3), np.cumsum(sizes)[:-1])
-    check(norm, parts, ddof=1, axes=(0, 1, 2))
-    assert norm.fused
+    check(norm, parts, ddof, axes=(0, 1, 2))
 
 
 @pytest.mark.parametrize("sizes", [[7], [3, 2, 2]])
 def test_vectors(sizes):
     norm = BatchNorm(momentum=MOMENTUM)
     check(norm, np.split(draw(7, 3), np.cumsum(sizes)[:-1]), ddof=0, axes=0)
-    assert not norm.fused
-
-
-def test_images_without_the_fused_kernel():
-    norm = BatchNorm(momentum=MOMENTUM, fused=False)
-    check(norm, np.split(draw(5, 2, 2, 3), [3]), ddof=0, axes=(0, 1, 2))
 
 
 def test_channels_that_come_first():
@@ -94,11 +97,12 @@ def test_channels_that_come_first():
 
 
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
-def test_half_precision(dtype):
+@pytest.mark.parametrize(("kind", "ddof"), [(BatchNorm, 0), (unbiased, 1)])
+def test_half_precision(kind, ddof, dtype):
     """The statistics are of the values in half precision, and float32 themselves."""
-    norm = BatchNorm(momentum=MOMENTUM, dtype=dtype)
+    norm = kind(momentum=MOMENTUM, dtype=dtype)
     parts = [tf.cast(own, norm.compute_dtype).numpy() for own in np.split(draw(6, 4, 4, 3), [4])]
-    check(norm, [own.astype("float32") for own in parts], ddof=1, axes=(0, 1, 2))
+    check(norm, [own.astype("float32") for own in parts], ddof, axes=(0, 1, 2))
 
 
 def test_double_precision():
@@ -114,7 +118,7 @@ def test_a_mean_of_many_deviations():
     whole = np.concatenate(parts).astype("float64")
     mean, variance = averages(norm)
     np.testing.assert_allclose(mean, moved(whole.mean((0, 1, 2)), 1001), rtol=1e-6)
-    np.testing.assert_allclose(variance, moved(whole.var((0, 1, 2), ddof=1), 1), rtol=1e-5)
+    np.testing.assert_allclose(variance, moved(whole.var((0, 1, 2)), 1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(8, 4, 4, 3), (8, 3), (1, 1, 1, 3), (2, 1, 1, 3)])
@@ -223,6 +227,16 @@ def test_two_calls_in_training_are_refused():
         observed([norm]),
     ):
         norm(norm(draw(4, 3), training=True), training=True)
+
+
+def test_batch_renormalization_is_refused():
+    with (
+        pytest.raises(
+            UserError, match=r"'renewed' has renorm=True, .*once per batch: leave it out"
+        ),
+        observed([BatchNorm(name="renewed", renorm=True)]),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("how", ["function", "branch"])

@@ -24,7 +24,7 @@ from imagenet_fast.models.graph import is_functional
 from imagenet_fast.models.options import is_custom
 from imagenet_fast.pipeline_parallel.balance import balance_for
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
-from imagenet_fast.pipeline_parallel.pipeline import Pipeline
+from imagenet_fast.pipeline_parallel.pipeline import Pipeline, require_keras_3
 from imagenet_fast.pipeline_parallel.placement import available_devices, stage_devices
 
 _FOR_BYTES = "give --pixel_mean=0,0,0 --pixel_std=1,1,1"
@@ -163,11 +163,12 @@ def _build_custom(
 
 
 def check_pipeline(config: Config) -> None:
-    """Checks that no option contradicts a pipeline.
+    """Checks that there can be pipelines, and no option contradicts one.
 
     Raises:
       UserError: if one does.
     """
+    require_keras_3()
     for name, given in (
         ("xla", config.xla),
         ("train_sizes", config.train_sizes),

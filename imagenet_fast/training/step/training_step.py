@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import KERAS_2, name_of
 from imagenet_fast.data.on_device import ImagesOnDevice
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.one_call import assign_local, local_values
@@ -122,8 +123,9 @@ class TrainingStep(ReplicatedModel):
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Keras' ``compile``; only the optimizer has an effect."""
-        # Weights mark images that do not count; without this Keras warns that it ignores them.
-        super().compile(*args, **{"weighted_metrics": [], "jit_compile": False, **kwargs})
+        # Weights mark images that do not count; Keras 2 would warn that it ignores them.
+        metrics: dict[str, Any] = {"weighted_metrics": []} if KERAS_2 else {}
+        super().compile(*args, **{**metrics, "jit_compile": False, **kwargs})
         if self.optimizer is not None:
             leave_sums_to_the_step(self.optimizer)
         # Plain functions unless XLA compiles them: inside tf.functions, replicas of a
@@ -141,6 +143,9 @@ class TrainingStep(ReplicatedModel):
         # Slots made in the first step would cause a second trace.
         self.make_slots()
         return super().make_train_function(force)
+
+    def _maybe_symbolic_build(self, *_: Any, **__: Any) -> None:
+        """Nothing: all is built, and Keras 3 would fail on a first batch of unequal parts."""
 
     def make_slots(self) -> None:
         """Makes the optimizer's variables, otherwise made in its first step."""
@@ -372,7 +377,7 @@ class TrainingStep(ReplicatedModel):
 
     def _check_gradients(self, gradients: Sequence[tf.Tensor | None]) -> None:
         pairs = zip(gradients, self.trainable_variables)
-        unused = [variable.name for gradient, variable in pairs if gradient is None]
+        unused = [name_of(variable) for gradient, variable in pairs if gradient is None]
         if unused:
             raise UserError(
                 f"the loss does not depend on {', '.join(unused)}: set trainable = False in the "
@@ -409,10 +414,10 @@ class TrainingStep(ReplicatedModel):
             self._scaled(tf.constant(1.0)),
         )
         by_variable = {
-            variable.ref(): gradient
+            id(variable): gradient
             for variable, gradient in zip(pipeline.variables, step.gradients)
         }
-        gradients = [by_variable[variable.ref()] for variable in self.trainable_variables]
+        gradients = [by_variable[id(variable)] for variable in self.trainable_variables]
         self._check_gradients(gradients)
         losses = self._training_losses(step.outputs, labels, *mixed)
         return gradients, batch_sums(step.outputs, losses, labels, weights)
