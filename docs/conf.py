@@ -48,7 +48,7 @@ nitpick_ignore_regex = [
     # Names of other projects.
     (
         r"py:.*",
-        r"(collections|contextlib|keras|np|numpy|os|pathlib|subprocess|tensorflow|tf|tf_keras|types|msgspec)\..*",
+        r"(collections|contextlib|keras|np|numpy|os|pathlib|subprocess|tensorflow|tf|types|msgspec)\..*",
     ),
     (r"py:.*", r"ctypes\..*"),
     (r"py:.*", r"matplotlib\..*"),

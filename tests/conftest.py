@@ -21,8 +21,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before TensorFlow is imported anywhere.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# As the commands do: hundreds of processes start faster. Notebooks are run without it.
-os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 
 def pytest_addoption(parser):

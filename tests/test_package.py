@@ -9,7 +9,7 @@ import pytest
 
 import imagenet_fast
 
-HEAVY = ("tensorflow", "tf_keras", "keras", "numpy", "PIL", "sklearn", "matplotlib")
+HEAVY = ("tensorflow", "keras", "numpy", "PIL", "sklearn", "matplotlib")
 
 
 def imported_packages(importtime):

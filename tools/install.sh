@@ -18,6 +18,5 @@ fi
 [ -x "$venv/bin/pip" ] || "${PYTHON:-python3}" -m venv "$venv"
 "$venv/bin/pip" install --quiet --disable-pip-version-check --no-compile --editable ".${extras:+[$extras]}"
 # Compiles the modules that training imports; the others, many times as many, when they are first used.
-env -u PYTHONDONTWRITEBYTECODE TF_USE_LEGACY_KERAS=1 \
-  "$venv/bin/python" -c "import imagenet_fast.training.train" >/dev/null 2>&1 || true
+env -u PYTHONDONTWRITEBYTECODE "$venv/bin/python" -c "import imagenet_fast.training.train" >/dev/null 2>&1 || true
 cp setup.cfg "$stamp"

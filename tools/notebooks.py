@@ -74,8 +74,6 @@ def execute(path: pathlib.Path) -> nbformat.NotebookNode:
     notebook = nbformat.read(path, as_version=4)
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    # Users do not set it.
-    environment.pop("TF_USE_LEGACY_KERAS", None)
     resources = {"metadata": {"path": str(path.parent)}}
     client = NotebookClient(notebook, timeout=300, resources=resources, record_timing=False)
     client.execute(env=environment)

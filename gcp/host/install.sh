@@ -23,7 +23,7 @@ if [ ! -x "$venv/bin/python" ] || [ "$(cat "$venv.stack" 2> /dev/null)" != "$1" 
 fi
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 
-# tf_keras requires plain tensorflow, which would overwrite tensorflow-tpu. Therefore everything is
+# This package requires plain tensorflow, which would overwrite tensorflow-tpu. Therefore all is
 # installed without dependencies, and then the missing dependencies by name, with the stack's pins.
 pip install --no-deps --requirement "$stack"
 pip install --no-deps --force-reinstall .
@@ -43,5 +43,5 @@ fi
 
 # Write the stamp only if the imports work. Do not touch the TPU: another process may use it.
 TPU_LOAD_LIBRARY=0 TPU_SKIP_MDS_QUERY=1 TF_CPP_MIN_LOG_LEVEL=2 "$venv/bin/python" \
-  -c 'import tensorflow, tf_keras, imagenet_fast'
+  -c 'import tensorflow, keras, imagenet_fast'
 printf '%s\n' "$stamp" > "$HOME/imagenet_fast.installed"

@@ -1,6 +1,6 @@
 r"""Prints the dependencies of installed packages, for pip, one per line.
 
-    python requirements.py imagenet_fast tensorflow-tpu tf_keras
+    python requirements.py imagenet_fast tensorflow-tpu keras
 
 These are what ``pip install --no-deps`` of the packages left out, except for the packages
 themselves and plain ``tensorflow`` and ``libtpu``, which the stack has under another name or does

@@ -77,6 +77,9 @@ else:
     from keras.optimizers import Optimizer as Optimizer
 
 
+new_variable = getattr(keras, "Variable", tf.Variable)
+
+
 def per_replica_variable(
     layer: keras.layers.Layer,
     name: str,

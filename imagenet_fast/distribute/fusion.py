@@ -130,7 +130,7 @@ def creation_order(variables: Sequence[tf.Variable]) -> list[int]:
     A functional Keras model lists its layers by their depth from the output, which for a ResNet
     puts each projection behind the convolutions beside it. Layers create their variables in their
     first call, so the order of creation is that of the forward pass in the model's code. The ids
-    are TensorFlow's, which Keras' optimizers use, too.
+    are TensorFlow's.
     """
     variables = tensorflow_variables(variables)
     ids = [int(variable._unique_id.rpartition("_")[2]) for variable in variables]

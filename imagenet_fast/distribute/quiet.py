@@ -1,4 +1,4 @@
-"""Import of TensorFlow without its start-up messages."""
+"""Import of TensorFlow and Keras without their start-up messages."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pathlib
 import sys
 import tempfile
 
+from imagenet_fast.base.keras_check import check_keras, choose_backend
+
 
 def import_tensorflow(flags: contextlib.AbstractContextManager[None] | None = None) -> None:
-    """Imports TensorFlow and lists its devices.
+    """Imports TensorFlow and Keras, and lists TensorFlow's devices.
 
     Meanwhile it prints messages at every log level, about libraries that only machines with a GPU
     need. They are shown only if the import fails, or TensorFlow finds no GPU on a machine that has
@@ -19,10 +21,12 @@ def import_tensorflow(flags: contextlib.AbstractContextManager[None] | None = No
 
     Args:
       flags: context in which it lists the devices, and reads flags in the environment; None: none.
+
+    Raises:
+      UserError: if Keras is not for this TensorFlow, or has another backend.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    # Without this, TensorFlow also imports Keras 3, which is unused and takes half as long again.
-    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+    choose_backend()
     sys.stderr.flush()
     with tempfile.TemporaryFile() as messages:
         stderr = os.dup(2)
@@ -49,3 +53,4 @@ def import_tensorflow(flags: contextlib.AbstractContextManager[None] | None = No
             if show:
                 messages.seek(0)
                 sys.stderr.write(messages.read().decode(errors="replace"))
+    check_keras()

@@ -44,9 +44,8 @@ class VirtualTPUStrategy(VirtualStrategy):
 class VirtualGPUStrategy(VirtualStrategy, tf.distribute.OneDeviceStrategy):
     """Virtual GPUs; coordinates are (index in the host, host).
 
-    A subclass of ``OneDeviceStrategy``, because each replica has its own variables and Keras
-    decides by the type whether loss scaling works (``strategy_supports_loss_scaling`` in
-    ``mixed_precision/loss_scale_optimizer.py``).
+    A subclass of ``OneDeviceStrategy``, because each replica has its own variables, and the type
+    decides whether losses are scaled (``training/build/model.py``).
     """
 
     device_type = "GPU"

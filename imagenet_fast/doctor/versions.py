@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 
 import keras
@@ -12,7 +13,7 @@ from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.distribute import cuda
 from imagenet_fast.distribute.gpus import cpu_is_requested, installed_gpus
 from imagenet_fast.distribute.options import ClusterOptions
-from imagenet_fast.doctor.finding import Finding, ok, refused, wrong
+from imagenet_fast.doctor.finding import Finding, ok, refused, slow, wrong
 
 # TensorFlow 2.21's compiler asks for fused convolutions that cuDNN 9.5.1 does not have, on T4, A10G
 # and L4; 9.24 has them (aws/deep-learning-containers, pull request 6418).
@@ -21,13 +22,17 @@ _FIRST_WITH_FLOOR = (2, 21)
 
 
 def check_packages(_: SharedOptions) -> list[Finding]:
-    """Checks that tf_keras has TensorFlow's minor version."""
-    findings = [ok("Python", platform.python_version()), ok("TensorFlow", tf.__version__)]
-    major, minor = _numbers(tf.__version__)[:2]
-    if (major, minor) == _numbers(keras.__version__)[:2]:
-        return [*findings, ok("tf_keras", keras.__version__)]
-    found = f"{keras.__version__}, which is not for TensorFlow {tf.__version__}"
-    return [*findings, wrong("tf_keras", found, f"pip install 'tf_keras=={major}.{minor}.*'")]
+    """Returns the versions that importing TensorFlow and Keras has checked, and what slows it."""
+    findings = [
+        ok("Python", platform.python_version()),
+        ok("TensorFlow", tf.__version__),
+        ok("Keras", keras.__version__),
+    ]
+    value = os.environ.get("TF_USE_LEGACY_KERAS")
+    if value in ("1", "true", "True"):  # as TensorFlow reads it
+        found = f"TF_USE_LEGACY_KERAS={value}: TensorFlow also imports tf_keras, which is unused"
+        findings.append(slow("tf_keras", found, "unset TF_USE_LEGACY_KERAS"))
+    return findings
 
 
 def check_cuda(options: ClusterOptions) -> list[Finding]:

@@ -53,7 +53,8 @@ def main() -> None:
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     try:
         import_tensorflow()
-        import tf_keras  # noqa: F401 - the checks need it
+    except UserError as error:
+        sys.exit(str(error))
     except ModuleNotFoundError as error:
         sys.exit(str(module_missing(error)))
     if job["cluster"]:

@@ -86,7 +86,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         return (
             keras.backend.backend() == "tensorflow"
             and mask is None
-            and not self.renorm
+            and not getattr(self, "renorm", False)  # Keras 3.12 lacks it
             and not self.synchronized
             and len(inputs.shape) == 4
             and self.axis in (-1, 3)

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from imagenet_fast.base.keras_2 import KERAS_2, tensorflow_variables
+from imagenet_fast.base.keras_2 import KERAS_2, new_variable, tensorflow_variables
 
 _SIZE = 256
 
@@ -23,8 +23,7 @@ def values_kept(optimizer: keras.optimizers.Optimizer) -> float:
     Args:
       optimizer: an unused one, of no further use.
     """
-    variable = getattr(keras, "Variable", tf.Variable)
-    matrix = variable(tf.zeros([_SIZE, _SIZE]))
+    matrix = new_variable(tf.zeros([_SIZE, _SIZE]))
     optimizer.apply_gradients([(tf.zeros([_SIZE, _SIZE]), matrix)])
     slots = variables_of(optimizer)
     # Scalars count steps.

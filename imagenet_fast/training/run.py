@@ -8,6 +8,7 @@ import functools
 import tensorflow as tf
 
 from imagenet_fast.base.durations import Duration
+from imagenet_fast.base.keras_check import check_keras
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.steps import steps_per_epoch
@@ -30,6 +31,10 @@ class Run:
     config: Config
     info: DatasetInfo
     strategy: tf.distribute.Strategy
+
+    def __post_init__(self) -> None:
+        """Checks that Keras can train with TensorFlow."""
+        check_keras()
 
     @functools.cached_property
     def chief(self) -> bool:

@@ -6,12 +6,14 @@ import pytest
 
 SAYS = "import os, resource\nos.write(2, b'last words\\n')\n"
 FINDS_NOTHING = """
+__version__ = "2.21.0"
 class sysconfig:
     get_build_info = staticmethod(dict)
 class config:
     list_physical_devices = staticmethod(lambda kind: [])
 """
 LOOKS = """
+__version__ = "2.21.0"
 class errors:
     class OpError(Exception):
         message = "not found"
@@ -23,6 +25,11 @@ def load_op_library(name):
 class config:
     list_physical_devices = staticmethod(lambda kind: print("lists") or [])
 """
+KERAS = """
+__version__ = "3.15.0"
+class backend:
+    backend = staticmethod(lambda: "tensorflow")
+"""
 NO_CORE = "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
 
 
@@ -32,6 +39,7 @@ def start(tmp_path, run_python):
 
     def start(module):
         (tmp_path / "tensorflow.py").write_text(module)
+        (tmp_path / "keras.py").write_text(KERAS)
         code = "from imagenet_fast.distribute.quiet import import_tensorflow as f; f(); print('on')"
         # The package is found in the working directory.
         return run_python(["-c", code], check=False, environment={"PYTHONPATH": str(tmp_path)})

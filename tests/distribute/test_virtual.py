@@ -1,11 +1,12 @@
 """Programs of TPUs and GPUs that are not there, as XLA gets them."""
 
+import contextlib
 import re
 
 import pytest
 import tensorflow as tf
-from tf_keras.src.mixed_precision.loss_scale_optimizer import strategy_supports_loss_scaling
 
+from imagenet_fast import Config, UserError, build_model
 from imagenet_fast.distribute.group_sum import group_sum
 from imagenet_fast.distribute.groups import columns, consecutive
 from imagenet_fast.distribute.strategy import tpu_coordinates
@@ -59,10 +60,12 @@ def test_other_strategies():
 
 
 def test_losses_can_be_scaled_on_gpus_alone():
-    # What Policy and LossScaleOptimizer ask, by the type of the strategy in scope.
     for kind, wanted in ((VirtualGPUStrategy, True), (VirtualTPUStrategy, False)):
-        with kind(PLACES).scope():
-            assert strategy_supports_loss_scaling() == wanted
+        strategy = kind(PLACES)
+        config = Config(precision="mixed_float16", synthetic=True, num_classes=2, model="resnet8")
+        config = config.replace(image_size=16, batch_size=8)
+        with contextlib.nullcontext() if wanted else pytest.raises(UserError, match="float16"):
+            build_model(config, strategy)
 
 
 def test_a_replica_finds_out_at_run_time_which_one_it_is():

@@ -1,6 +1,5 @@
 """The lines about versions: what is wrong is told, with what to do."""
 
-import keras
 import pytest
 import tensorflow as tf
 
@@ -37,19 +36,16 @@ def machine(monkeypatch):
     return machine
 
 
-def test_packages_of_this_environment():
+def test_packages_of_this_environment(monkeypatch):
+    monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
     assert not not_ok(versions.check_packages(Config()))
 
 
-@pytest.mark.parametrize(
-    ("keras", "ok"), [("2.21.0", True), ("2.21.1rc1", True), ("2.20.1", False), ("3.21.0", False)]
-)
-def test_tf_keras_must_be_of_the_same_minor_version(monkeypatch, keras, ok):
-    monkeypatch.setattr(tf, "__version__", "2.21.0")
-    monkeypatch.setattr(tf_keras, "__version__", keras)
-    found = not_ok(versions.check_packages(Config()))
-    assert [own.name for own in found] == ([] if ok else ["tf_keras"])
-    assert all(own.state == "wrong" and "tf_keras==2.21.*" in own.advice for own in found)
+def test_tensorflow_told_to_import_tf_keras(monkeypatch):
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    (found,) = not_ok(versions.check_packages(Config()))
+    assert (found.state, found.name) == ("slow", "tf_keras")
+    assert found.advice == "unset TF_USE_LEGACY_KERAS"
 
 
 def test_without_a_gpu_no_library_is_needed(monkeypatch):

@@ -545,7 +545,7 @@ def pip(folder: str, arguments: list[str]) -> int:
             (path / "source").write_text(str(pathlib.Path.cwd()))
         elif "==" in name:
             package, version = name.split("==")
-            asks_for = {"tf_keras": ["tensorflow<9"], "tensorflow-tpu": ["libtpu", "h5py>=3.11"]}
+            asks_for = {"keras": ["h5py"], "tensorflow-tpu": ["libtpu", "keras", "h5py>=3.11"]}
             _add_metadata(path, package, version, asks_for.get(package, []))
     return 0
 

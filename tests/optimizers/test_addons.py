@@ -1,7 +1,6 @@
 """Optimizers of TensorFlow Addons, in a process of their own: ``tools/test.sh addons``.
 
-Importing Addons imports Keras 2.15 as well, and from then on tf_keras loads saved models as that
-other package's classes.
+Importing Addons registers its classes with Keras.
 """
 
 import importlib.util

@@ -56,7 +56,7 @@ def test_in_one_program_of_xla(make):
 
 
 ON_TWO_DEVICES = """
-import numpy as np, tensorflow as tf, tf_keras as keras
+import numpy as np, tensorflow as tf, keras
 from imagenet_fast import Config, make_strategy
 from imagenet_fast.optimizers import SGD, Lookahead, WeightAverage
 

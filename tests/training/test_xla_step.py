@@ -75,4 +75,5 @@ def test_xla_compiles_the_whole_step(digits, name, precision, tolerance, monkeyp
 def prepared(config):
     """A model, what ``fit`` calls for a step, and its data."""
     model = build_model(config)
-    return model, model.make_train_function(), iter(make_dataset(config, "train"))
+    model.make_train_function()
+    return model, model.train_function, iter(make_dataset(config, "train"))

@@ -54,8 +54,8 @@ def torch_steps(given: argparse.Namespace) -> Callable[[int], None]:
 
 def keras_steps(given: argparse.Namespace) -> Callable[[int], None]:
     """Returns a function that trains for so many steps of `fit`, and waits for them."""
+    import keras
     import tensorflow as tf
-    import tf_keras as keras
 
     keras.mixed_precision.set_global_policy("mixed_float16")
     network = keras.applications.ResNet50(

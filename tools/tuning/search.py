@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 from tqdm import tqdm
 
 from imagenet_fast.base.errors import UserError

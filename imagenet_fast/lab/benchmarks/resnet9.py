@@ -109,7 +109,7 @@ def keras_model(config: Config, labels: Sequence[str]) -> keras.Model:
     """
     classifier = build_classifier(config, labels)
     with precision_policy(config.precision):
-        model = keras.Model(classifier.inputs, classifier.outputs)
+        model = keras.Model(classifier.input, classifier.output)
     model.compile(
         optimizer=keras.optimizers.SGD(momentum=config.momentum, nesterov=config.nesterov),
         loss=keras.losses.CategoricalCrossentropy(

@@ -92,11 +92,11 @@ def stepper(model: keras.Model, batches: Iterator, steps: int) -> Callable[[], f
     It waits until they are done and returns the last loss.
     """
     with model.distribute_strategy.scope():
-        train = model.make_train_function()
+        model.make_train_function()
 
     def take_steps() -> float:
         for _ in range(steps):
-            logs = train(batches)
+            logs = model.train_function(batches)
         return float(logs["loss"])
 
     return take_steps

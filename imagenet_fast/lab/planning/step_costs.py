@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
+from imagenet_fast.base.keras_2 import layers_in, tensorflow_variables
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.distribute.fusion import creation_order
@@ -70,7 +71,7 @@ def count_step(config: Config, images: int, micro_batches: int, slots: float) ->
     return StepWork(
         images=images,
         micro_batches=micro_batches,
-        operations=_counted(operations, forward, layers),
+        operations=_counted(operations, forward, _scopes(operations, layers)),
         gradients=_gradients(model, layers.values()),
         statistics=tuple(
             layer.moving_mean.shape[0]
@@ -260,34 +261,37 @@ def _operations(
 
 def _leaves(model: keras.Model) -> list[keras.layers.Layer]:
     """Returns the layers that contain no other layers."""
-    layers = [layer for layer in model.submodules if isinstance(layer, keras.layers.Layer)]
-    return [
-        layer
-        for layer in layers
-        if not any(isinstance(e, keras.layers.Layer) for e in layer.submodules)
-    ]
+    return [layer for layer in layers_in(model) if len(layers_in(layer)) == 1]
+
+
+def _scopes(operations: Iterable[tf.Operation], layers: Iterable[str]) -> dict[str, str]:
+    """Returns the name of each layer by that of its scope in a graph."""
+    seen = {scope for operation in operations for scope in operation.name.split("/")}
+    # Before 3.16, Keras 3 opens a layer's scope twice, and TensorFlow numbers the second.
+    suffix = "" if "normalize" in seen else "_1"
+    return {layer + suffix: layer for layer in layers}
 
 
 def _counted(
     operations: Iterable[tf.Operation],
     forward: Collection[tf.Operation] | None = None,
-    layers: Iterable[str] = (),
+    layers: Mapping[str, str] | None = None,
 ) -> tuple[Operation, ...]:
     """Counts operations that have a cost.
 
     Args:
       operations: of a graph.
       forward: those of the forward pass; None: all.
-      layers: names of the layers to which they may belong.
+      layers: names of the layers to which they may belong, by scope; None: to none.
     """
     return tuple(
-        _operation(operation, forward is not None and operation not in forward, layers)
+        _operation(operation, forward is not None and operation not in forward, layers or {})
         for operation in operations
         if operation.type not in _FREE
     )
 
 
-def _operation(operation: tf.Operation, backward: bool, layers: Iterable[str]) -> Operation:
+def _operation(operation: tf.Operation, backward: bool, layers: Mapping[str, str]) -> Operation:
     read, written = (_bytes(ends) for ends in (operation.inputs, operation.outputs))
     moved = fused = read + written
     if is_matrix(operation):
@@ -306,9 +310,9 @@ def _operation(operation: tf.Operation, backward: bool, layers: Iterable[str]) -
         kind = "pool"
     else:
         kind, fused = "other", read if operation.type in _REDUCTIONS else 0.0
-    names = operation.name.split("/")
+    scopes = operation.name.split("/")
     return Operation(
-        layer=next((name for name in reversed(names[:-1]) if name in layers), ""),
+        layer=next((layers[scope] for scope in reversed(scopes[:-1]) if scope in layers), ""),
         kind=kind,
         backward=backward,
         flops=flops([operation]),
@@ -321,9 +325,11 @@ def _operation(operation: tf.Operation, backward: bool, layers: Iterable[str]) -
 def _gradients(model: keras.Model, layers: Iterable[keras.layers.Layer]) -> tuple[Gradient, ...]:
     """Returns the gradients in the order in which the variables were created."""
     owners = {
-        variable.ref(): layer.name for layer in layers for variable in layer.trainable_variables
+        variable.ref(): layer.name
+        for layer in layers
+        for variable in tensorflow_variables(layer.trainable_variables)
     }
-    variables = model.trainable_variables
+    variables = tensorflow_variables(model.trainable_variables)
     return tuple(
         Gradient(owners.get(variables[i].ref(), ""), variables[i].shape.num_elements())
         for i in creation_order(variables)

@@ -14,8 +14,9 @@ from imagenet_fast.training.build.selection import selected_images
 # Names that a message lists before it counts the rest.
 _NAMED = 3
 COMPUTE = {"float32": "f32", "mixed_bfloat16": "bf16", "mixed_float16": "f16"}
-# All networks use this name; operations' names contain their layers'.
-_LAST_LAYER = "logits"
+# Scopes of the last layer, which has this name in all networks: Keras 3 opens them twice, and
+# TensorFlow numbers the second.
+_LAST_LAYER = {"logits", "logits_1"}
 _FLOATS = ("f64", "f32", "f16", "bf16")
 
 
@@ -147,7 +148,7 @@ def _doubles(module: Module) -> Check:
 
 def _is_last_layer(instruction: Instruction) -> bool:
     """Whether it belongs to the last layer, forward or backward; its shape would not be unique."""
-    return _LAST_LAYER in instruction.source.split("/")
+    return not _LAST_LAYER.isdisjoint(instruction.source.split("/"))
 
 
 def type_counts(dtypes: Iterable[str]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import keras
 
+from imagenet_fast.base.keras_2 import layers_in
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size
 from imagenet_fast.distribute.strategy import per_replica_batch_size, tpu_coordinates
@@ -74,10 +76,10 @@ def _statistics(config: Config, model: Classifier) -> Iterator[_AllReduce]:
     if size == 1:
         return
     groups = ordered(range(first, first + size) for first in range(0, replicas, size))
-    for layer in model.submodules:
+    for layer in layers_in(model):
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
             # Sums, sums of squares and the count.
-            elements = 2 * layer.moving_mean.shape.num_elements() + 1
+            elements = 2 * math.prod(layer.moving_mean.shape) + 1
             yield from (_AllReduce("f32", elements, groups),) * 2
 
 
@@ -150,7 +152,7 @@ def _wrong_numbers(
     ends: Sequence[_AllReduce], config: Config, model: Classifier, replicas: int
 ) -> str:
     """Returns the types of which there are too many or too few numbers."""
-    trainable = sum(variable.shape.num_elements() for variable in model.trainable_variables)
+    trainable = sum(math.prod(variable.shape) for variable in model.trainable_variables)
     expected = collections.Counter({_DTYPES[config.all_reduce_dtype]: trainable})
     # Metric sums are all-reduced with the gradients.
     expected["f32"] += len(NAMES)

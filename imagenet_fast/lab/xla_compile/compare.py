@@ -12,11 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import layers_in, tensorflow_variables
 from imagenet_fast.config import Config
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size, ghost_batch_size
 from imagenet_fast.lab.xla_compile.lower import LoweredStep, variables_of
 from imagenet_fast.layers.dropout import Dropout
+from imagenet_fast.optimizers.slots import variables_of as optimizer_variables
 from imagenet_fast.training.build.model import build_model
 from imagenet_fast.training.step.classifier import Classifier
 
@@ -74,7 +76,7 @@ def require_comparable(config: Config, model: Classifier, replicas: int) -> None
             f"run_on_cpu supports up to {MAX_REPLICAS} replicas, not {replicas:,}: use a smaller "
             "topology"
         )
-    if any(isinstance(layer, Dropout) and layer.rate for layer in model.submodules):
+    if any(isinstance(layer, Dropout) and layer.rate for layer in layers_in(model)):
         raise UserError(
             "run_on_cpu compares with one device, whose dropout masks differ: use --dropout=0"
         )
@@ -194,8 +196,9 @@ def take_reference_steps(config: Config, model: Classifier, batches: Batches) ->
             tf.constant(batches.labels[number].reshape(-1)[order]),
             tf.ones([len(order)]),
         )
-    kinds = {variable.ref(): "weights" for variable in model.trainable_variables}
-    slots = model.optimizer.variables()
+    weights = tensorflow_variables(model.trainable_variables)
+    kinds = {variable.ref(): "weights" for variable in weights}
+    slots = optimizer_variables(model.optimizer)
     kinds.update({slot.ref(): "optimizer" for slot in slots if slot.dtype.is_floating})
     kinds[model.metric_sums.variable.ref()] = "metrics"
     values = {

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import tensorflow_variables
 from imagenet_fast.lab.xla_compile.module import Module, read_module
+from imagenet_fast.optimizers.slots import variables_of as optimizer_variables
 from imagenet_fast.training.step.classifier import Classifier
 
 # TensorFlow's message if XLA has no kernel for an operation.
@@ -77,8 +79,8 @@ def variables_of(model: Classifier) -> list[tf.Variable]:
     """Returns the variables of a training step, in an order that depends only on the options."""
     shadows = [copy for copy in (model.weight_average, model.lookahead) if copy is not None]
     return [
-        *model.variables,
-        *model.optimizer.variables(),  # a method of some of Keras' optimizers
+        *tensorflow_variables(model.variables),
+        *optimizer_variables(model.optimizer),
         *(variable for shadow in shadows for variable in shadow.averages),
         model.metric_sums.variable,
         *model.selection.variables,

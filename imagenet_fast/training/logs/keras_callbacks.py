@@ -83,7 +83,6 @@ class KerasCallbacks(Logger):
     def after_steps(self, step: int) -> None:
         """Ends a batch."""
         if self._list:
-            self._model._train_counter.assign(step)  # the step of Keras' TensorBoard
             self._logs = self._model.metric_sums.results()
             self._list.on_train_batch_end((step - 1) % self._every, self._logs)
 

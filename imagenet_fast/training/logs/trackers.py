@@ -1,6 +1,8 @@
 """Callbacks of ``train`` that log a run to Weights & Biases or MLflow.
 
-Both packages' own Keras callbacks are for Keras 3, not for tf_keras.
+Both packages' own Keras callbacks run in ``train``, too, but in every worker, without the run's
+options, and not by weight updates: that of Weights & Biases skips calls of several steps, that of
+MLflow gives all validation metrics step 0.
 """
 
 from __future__ import annotations

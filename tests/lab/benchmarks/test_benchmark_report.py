@@ -105,7 +105,7 @@ def test_files(tmp_path, hardware):
     assert values["results"]["imagenet_fast"]["images_per_second"]["median"] == 8.0
     assert values["options"] == {"batch_size": 16}
     assert values["hardware"] == hardware
-    assert values["versions"].keys() >= {"python", "tensorflow", "tf_keras"}
+    assert values["versions"].keys() >= {"python", "tensorflow", "keras"}
     assert values["command"]
     picture = ElementTree.parse(directory / "resnet50_float32.svg").getroot()
     assert picture.tag.endswith("svg")

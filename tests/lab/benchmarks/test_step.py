@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import layers_in
 from imagenet_fast.config import Config
 from imagenet_fast.lab.benchmarks import step
 from imagenet_fast.models.shape_only import shape_only
@@ -15,7 +16,7 @@ def products(model):
     """The shapes and strides of each convolution and matrix product, sorted."""
     return sorted(
         (tuple(layer.kernel.shape), getattr(layer, "strides", None), tuple(layer.output.shape))
-        for layer in model.submodules
+        for layer in layers_in(model)
         if isinstance(layer, (keras.layers.Conv2D, keras.layers.Dense))
     )
 

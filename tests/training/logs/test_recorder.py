@@ -119,8 +119,8 @@ def run(
 
 def step_of(model, function, batch):
     """Takes a step of training or evaluation and returns its loss."""
-    make = {"train_function": model.make_train_function, "test_function": model.make_test_function}
-    return float(make[function]()(iter([batch]))["loss"])
+    getattr(model, f"make_{function}")()
+    return float(getattr(model, function)(iter([batch]))["loss"])
 
 
 def expected(data, steps):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.optimizers import LARS
 
@@ -52,7 +52,9 @@ class HalfPrecisionLARS(LARS):
             ratios.append(tf.where((weight_norm > 0) & (gradient_norm > 0), ratio, one))
         return ratios
 
-    def update_step(self, gradient: tuple[tf.Tensor, tf.Tensor], variable: tf.Variable) -> None:
+    def update_step(
+        self, gradient: tuple[tf.Tensor, tf.Tensor], variable: tf.Variable, learning_rate: Any
+    ) -> None:
         """Applies one gradient, which comes with its trust ratio, to its variable."""
         gradient, ratio = gradient
         index = self._index(variable)
@@ -61,7 +63,7 @@ class HalfPrecisionLARS(LARS):
             tf.cast(value, tf.float16) for value in (variable, gradient, buffer)
         )
         gradient += tf.constant(self._decay_of(index), tf.float16) * weight
-        rate = tf.cast(self.learning_rate, tf.float16) * ratio
+        rate = tf.cast(learning_rate, tf.float16) * ratio
         velocity = tf.constant(self.momentum, tf.float16) * velocity + rate * gradient
         updated = weight - velocity
         lost = tf.math.count_nonzero((updated == weight) & (velocity != 0), dtype=tf.float64)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
-import tf_keras as keras
 from study import training
 from study.settings import Setting
 from study.training import Prepared, Result

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import tf_keras as keras
+import keras
 
 from imagenet_fast.base import environment
 from imagenet_fast.data.dataset import make_dataset

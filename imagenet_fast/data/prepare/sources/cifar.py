@@ -108,7 +108,7 @@ def open_cifar100(path: Path | None = None) -> ArraySource:
 
 def _find_in_keras_cache(name: str) -> Path:
     """Returns the folder or archive that a version of Keras stored."""
-    # Keras 3 uses KERAS_HOME; tf_keras and Keras 2 always use ~/.keras.
+    # Keras 3 uses KERAS_HOME; Keras 2 always uses ~/.keras.
     homes = dict.fromkeys((os.environ.get("KERAS_HOME") or "~/.keras", "~/.keras"))
     folders = [to_local_path(home, "KERAS_HOME") / "datasets" for home in homes]
     for folder in folders:

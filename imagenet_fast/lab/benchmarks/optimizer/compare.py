@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from imagenet_fast import models
+from imagenet_fast.base.keras_2 import new_variable
 from imagenet_fast.base.paths import to_local_path
 from imagenet_fast.base.worker_process import Worker, start_worker
 from imagenet_fast.lab.benchmarks.timing import Comparison, time_interleaved, timed
@@ -42,7 +43,7 @@ def compare_optimizers(
     """
     network = models.build(model, 1000, (224, 224, 3))
     variables, roles = network.trainable_variables, variable_roles(network)
-    shapes = [variable.shape.as_list() for variable in variables]
+    shapes = [list(variable.shape) for variable in variables]
     weights = [role is Role.WEIGHT for role in roles]
     decayed = [role in (Role.WEIGHT, Role.BIAS) for role in roles]
     gradients = _normal(shapes, 0.01)
@@ -57,7 +58,6 @@ def compare_optimizers(
         "imagenet_fast SGD": SGD(
             _LEARNING_RATE, _MOMENTUM, weight_decay=_DECAY, weight_decay_mask=decayed
         ),
-        "Keras legacy SGD": keras.optimizers.legacy.SGD(_LEARNING_RATE, _MOMENTUM),
         "Keras SGD": keras.optimizers.SGD(_LEARNING_RATE, momentum=_MOMENTUM),
     }
     calls = {
@@ -102,7 +102,7 @@ def start_lars(
     in a separate environment.
 
     Args:
-      directory: a virtual environment with ``tf-models-official``, TensorFlow and tf_keras, made
+      directory: a virtual environment with ``tf-models-official``, TensorFlow and Keras 2, made
         by ``tools/model_garden.sh``.
       shapes: of the variables.
       weights: whether each variable has weight decay and a trust ratio.
@@ -132,12 +132,13 @@ def _normal(shapes: Sequence[Sequence[int]], deviation: float) -> list[tf.Tensor
 
 
 def _updater(
-    optimizer: keras.optimizers.Optimizer | keras.optimizers.legacy.Optimizer,
-    start: Sequence[tf.Variable],
+    optimizer: keras.optimizers.Optimizer,
+    start: Sequence[Any],
     gradients: Sequence[tf.Tensor],
 ) -> Callable[[], None]:
     """Returns a function that updates copies of the variables and waits until that is done."""
-    variables = [tf.Variable(variable) for variable in start]
+    variables = [new_variable(tf.convert_to_tensor(variable)) for variable in start]
+    optimizer.build(variables)
 
     @tf.function
     def apply() -> None:

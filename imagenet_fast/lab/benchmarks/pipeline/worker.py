@@ -147,7 +147,8 @@ class _Step:
         if self._case.stages:
             # Otherwise the first step would build it, without a graph of the whole step.
             self._model.build_on(self._inputs)
-        self._step = self._model.make_train_function()
+        self._model.make_train_function()
+        self._step = self._model.train_function
         graph = self._step.get_concrete_function(batches).graph.as_graph_def()
         traced = time.perf_counter()
         float(self._step(batches)["loss"])

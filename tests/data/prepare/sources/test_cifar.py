@@ -127,7 +127,7 @@ def test_keras_home_has_priority(home, monkeypatch):
     own, usual = (home / name / "datasets/cifar-100-python" for name in ("cache", ".keras"))
     usual.mkdir(parents=True)
     write_pickle(usual, ten=False)
-    check(open_source("cifar100"), ten=False)  # where tf_keras leaves it in any case
+    check(open_source("cifar100"), ten=False)  # where Keras leaves it by default
     own.mkdir(parents=True)
     with pytest.raises(UserError, match=f"{own}: is not a complete cifar100"):
         open_source("cifar100")
@@ -140,7 +140,7 @@ def test_empty_keras_cache(home, monkeypatch):
     assert str(caught.value) == (
         f"cifar10: not in Keras' cache, {home}/cache/datasets or {home}/.keras/datasets; give "
         "--source_path, or download it with "
-        '`python -c "import tf_keras; keras.datasets.cifar10.load_data()"`'
+        '`python -c "import keras; keras.datasets.cifar10.load_data()"`'
     )
 
 
@@ -158,6 +158,8 @@ def test_cache_of_the_installed_keras(home, monkeypatch, kind):
 
     monkeypatch.setattr(data_utils, "urlretrieve", download)
     monkeypatch.setattr(data_utils, "validate_file", lambda *args, **kwargs: True)
+    # It reads HOME once, when it is imported.
+    monkeypatch.setattr(data_utils.config, "keras_home", lambda: str(home / ".keras"))
     (home / ".keras").mkdir()
     with contextlib.suppress(ValueError):  # of the number of images
         getattr(datasets, kind).load_data()

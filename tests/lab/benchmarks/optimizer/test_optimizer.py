@@ -1,6 +1,5 @@
 import keras
 import pytest
-import tensorflow as tf
 
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
@@ -23,16 +22,15 @@ def test_all_optimizers_update_all_variables(monkeypatch):
     assert comparison.names == (
         "imagenet_fast LARS",
         "imagenet_fast SGD",
-        "Keras legacy SGD",
         "Keras SGD",
     )
-    kinds = [LARS, SGD, keras.optimizers.legacy.SGD, keras.optimizers.SGD]
+    kinds = [LARS, SGD, keras.optimizers.SGD]
     assert list(updaters) == kinds
     for own, start, gradients in updaters.values():
         assert int(own.iterations) == 5
-        assert [g.shape for g in gradients] == [v.shape for v in start]
-        assert all(v.dtype == tf.float32 for v in start)
-    assert [len(times.seconds) for times in comparison.times] == [3] * 4
+        assert [g.shape for g in gradients] == [tuple(v.shape) for v in start]
+        assert all(v.dtype == "float32" for v in start)
+    assert [len(times.seconds) for times in comparison.times] == [3] * 3
     assert all(min(times.seconds) > 0 for times in comparison.times)
     assert comparison.ratios.keys() == set(comparison.names[1:])
     network = models.build("resnet8", 1000, (224, 224, 3))
@@ -56,7 +54,7 @@ def test_what_is_decayed_and_scaled(monkeypatch):
     lars, sgd, *_ = made
     assert lars.weight_decay_mask == lars.trust_mask == [role is Role.WEIGHT for role in roles]
     assert sgd.weight_decay_mask == [role in (Role.WEIGHT, Role.BIAS) for role in roles]
-    assert [own.get_config()["momentum"] for own in made] == pytest.approx([0.9] * 4)
+    assert [own.get_config()["momentum"] for own in made] == pytest.approx([0.9] * 3)
 
 
 def test_no_such_model():
