@@ -14,7 +14,7 @@ import keras
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.keras_2 import tensorflow_variables
 from imagenet_fast.distribute.all_reduce import AllReduce
-from imagenet_fast.optimizers.summed import SumsFirst
+from imagenet_fast.distribute.sums_first import SumsFirst
 
 
 class AllReduceMixin(SumsFirst):

@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 
 from imagenet_fast.base.keras_2 import KERAS_2, apply_summed_in_keras_2
+from imagenet_fast.distribute.sums_first import SumsFirst
 from imagenet_fast.optimizers.slots import unwrapped
-from imagenet_fast.optimizers.summed import SumsFirst
 
 
 def scaled_loss(optimizer: keras.optimizers.Optimizer, loss: tf.Tensor) -> tf.Tensor:

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.keras_2 import Optimizer, name_of, ops
+from imagenet_fast.distribute.sums_first import SumsFirst
 from imagenet_fast.optimizers.schedules import Schedule, Tensor
-from imagenet_fast.optimizers.summed import SumsFirst
 
 # TensorFlow has kernels for the update: without temporaries, it takes less time and memory on CPUs.
 _KERNELS = keras.backend.backend() == "tensorflow"

@@ -617,7 +617,9 @@ PROBES = {
     "label smoothing": label_smoothing,
     "average of the weights": average_of_the_weights,
     "precision": lambda c: layers_of(c, keras.layers.Conv2D)[0].compute_dtype,
-    "precision of the weights": lambda c: layers_of(c, keras.layers.Conv2D)[0].kernel.dtype.name,
+    "precision of the weights": lambda c: (
+        tf.as_dtype(layers_of(c, keras.layers.Conv2D)[0].kernel.dtype).name
+    ),
     "initial convolutions": lambda config: initial_weights(config, keras.layers.Conv2D),
     "initial last layer": lambda config: initial_weights(config, keras.layers.Dense),
     "initial biases of the whitening": whitening_biases,

@@ -427,8 +427,7 @@ class TrainingStep(ReplicatedModel):
             self._scaled(tf.constant(1.0)),
         )
         by_variable = {
-            id(variable): gradient
-            for variable, gradient in zip(pipeline.variables, step.gradients)
+            id(variable): gradient for variable, gradient in zip(pipeline.variables, step.gradients)
         }
         gradients = [by_variable[id(variable)] for variable in self.trainable_variables]
         self._check_gradients(gradients)
