@@ -12,8 +12,8 @@ import sys
 import time
 import traceback
 
-import numpy as np
 import keras
+import numpy as np
 
 from imagenet_fast import Config, commands, evaluate, export, train
 from imagenet_fast.base.files import LineFile, write_file, write_results

@@ -25,7 +25,7 @@ import time
 import types
 
 ROOT = pathlib.Path(__file__).parent.parent
-MODULES = ("numpy", "tensorflow", "tf_keras")
+MODULES = ("numpy", "tensorflow", "keras")
 _PR_SET_PDEATHSIG = 1
 
 

@@ -154,6 +154,11 @@ def tensorflow_variables(variables: Sequence[Any]) -> list[tf.Variable]:
     return [own if isinstance(own, tf.Variable) else own.value for own in variables]
 
 
+def name_of(variable: Any) -> str:
+    """Returns a weight's name, ``layer/weight``."""
+    return getattr(variable, "path", variable.name).partition(":")[0]
+
+
 def layers_in(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     """Returns a layer or model, and all layers inside, at any depth."""
     return list(dict.fromkeys(layer._flatten_layers()))

@@ -6,49 +6,50 @@ For other Keras models under ``model.fit``; ``Classifier`` has a gradient all-re
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import tensorflow_variables
 from imagenet_fast.distribute.all_reduce import AllReduce
+from imagenet_fast.optimizers.summed import SumsFirst
 
-GradientsAndVariables = list[tuple[tf.Tensor, tf.Variable]]
 
-
-class AllReduceMixin:
+class AllReduceMixin(SumsFirst):
     """Replaces the gradient all-reduce of a Keras optimizer.
 
-    ``apply_gradients`` begins with the all-reduce, so clipping, decay and the update work on its
-    results as before, also in a ``LossScaleOptimizer``.
+    An update begins with the all-reduce, so clipping, decay and the update work on its results,
+    also in a ``LossScaleOptimizer``.
 
     The optimizer's configuration does not include it, because it depends on the cluster. A loaded
-    model uses Keras' own all-reduce until ``all_reduce`` is set.
+    model uses TensorFlow's own all-reduce until ``all_reduce`` is set.
 
     Args:
       *args: the optimizer's arguments.
-      all_reduce: the all-reduce; None: Keras' own.
+      all_reduce: the all-reduce; None: TensorFlow's own.
       **kwargs: the optimizer's keyword arguments.
 
     Attributes:
-      all_reduce: the all-reduce; None: Keras' own.
+      all_reduce: the all-reduce; None: TensorFlow's own.
     """
 
     def __init__(self, *args: Any, all_reduce: AllReduce | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.all_reduce = all_reduce
 
-    def aggregate_gradients(
-        self, grads_and_vars: Iterable[tuple[tf.Tensor | None, tf.Variable]]
-    ) -> GradientsAndVariables:
-        """Returns the all-reduced gradients with their variables, without missing gradients."""
+    def sum_over_replicas(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Returns the sums of gradients over the replicas, see the base class."""
+        if self.all_reduce is None or not gradients:
+            return super().sum_over_replicas(gradients, variables)
+        return list(self.all_reduce(gradients, variables=tensorflow_variables(variables)))
+
+    def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[Any]:
+        """With Keras 2, which begins with it: the sums, without missing gradients."""
         pairs = [pair for pair in grads_and_vars if pair[0] is not None]
-        if self.all_reduce is None:
-            return super().aggregate_gradients(pairs)  # type: ignore[misc]  # The optimizer's.
         gradients, variables = zip(*pairs) if pairs else ((), ())
-        return list(zip(self.all_reduce(gradients, variables=variables), variables))
+        return list(zip(self.sum_over_replicas(list(gradients), variables), variables))
 
 
 @functools.cache
@@ -59,12 +60,12 @@ def with_all_reduce(optimizer: type[keras.optimizers.Optimizer]) -> type:
     Keras can load a model saved with it, call this function for the same optimizer.
 
     Raises:
-      UserError: if the class is not a Keras optimizer, or a legacy one.
+      UserError: if the class is not a Keras optimizer.
     """
-    if not hasattr(optimizer, "aggregate_gradients"):
+    if not (isinstance(optimizer, type) and issubclass(optimizer, keras.optimizers.Optimizer)):
         raise UserError(
-            f"with_all_reduce needs a Keras optimizer class, such as keras.optimizers.SGD; "
-            f"{getattr(optimizer, '__name__', optimizer)!r} has no aggregate_gradients"
+            "with_all_reduce needs a Keras optimizer class, such as keras.optimizers.SGD, and "
+            f"{getattr(optimizer, '__name__', optimizer)!r} is none"
         )
     name = f"AllReduce{optimizer.__name__}"
     made = type(name, (AllReduceMixin, optimizer), {"__doc__": optimizer.__doc__})

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, first_line, nearest
-from imagenet_fast.base.keras_2 import layers_in
+from imagenet_fast.base.keras_2 import layers_in, tensorflow_variables
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.distribute.one_call import assign_everywhere
 from imagenet_fast.models.blocks import copy_trainable
@@ -164,7 +164,7 @@ def _call(make: Any, described: str, num_classes: int, image_shape: ImageShape) 
         hint = _OTHER_KERAS if _is_of_tf_keras(kind) else ", and not a Keras Model"
         raise UserError(f"{described} returned a {_named(kind)}{hint}")
     created_here = tf.distribute.get_strategy().extended.variable_created_in_scope
-    if network.built and not all(map(created_here, network.variables)):
+    if network.built and not all(map(created_here, tensorflow_variables(network.variables))):
         raise UserError(
             f"{described} returned a model that was made before it was called: make the model in "
             "the function, and load weights there"

@@ -11,7 +11,7 @@ import keras
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.keras_2 import ops
 from imagenet_fast.optimizers.schedules import Schedule, Tensor
-from imagenet_fast.optimizers.sgd import SGD, as_list
+from imagenet_fast.optimizers.sgd import SGD, as_list, dense
 
 
 @keras.saving.register_keras_serializable("imagenet_fast")
@@ -133,8 +133,7 @@ class LARS(SGD):
         """
         pairs = [pair for pair in pairs if pair[0] is not None]
         variables = [variable for _, variable in pairs]
-        # As in SGD.update_step.
-        gradients = [ops.cast(ops.convert_to_tensor(g), v.dtype) for g, v in pairs]
+        gradients = [dense(gradient, variable.dtype) for gradient, variable in pairs]
         ratios = self.trust_ratios(gradients, variables)
         return list(zip(zip(gradients, ratios), variables))
 

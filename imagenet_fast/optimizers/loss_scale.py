@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from imagenet_fast.base.keras_2 import KERAS_2, apply_summed_in_keras_2
 from imagenet_fast.optimizers.slots import unwrapped
+from imagenet_fast.optimizers.summed import SumsFirst
 
 
 def scaled_loss(optimizer: keras.optimizers.Optimizer, loss: tf.Tensor) -> tf.Tensor:
@@ -47,7 +48,10 @@ def leave_sums_to_the_step(optimizer: keras.optimizers.Optimizer) -> None:
     """
     if not KERAS_2:
         inner = unwrapped(optimizer)
-        inner._all_reduce_sum_gradients = getattr(inner, "prepared", list)
+        if isinstance(inner, SumsFirst):
+            inner.sum_over_replicas = lambda gradients, variables: gradients
+        else:
+            inner._all_reduce_sum_gradients = list
 
 
 def apply_gradients(

@@ -11,13 +11,14 @@ import tensorflow as tf
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.keras_2 import Optimizer, ops
 from imagenet_fast.optimizers.schedules import Schedule, Tensor
+from imagenet_fast.optimizers.summed import SumsFirst
 
 # TensorFlow has kernels for the update: without temporaries, it takes less time and memory on CPUs.
 _KERNELS = keras.backend.backend() == "tensorflow"
 
 
 @keras.saving.register_keras_serializable("imagenet_fast")
-class SGD(Optimizer):
+class SGD(SumsFirst, Optimizer):
     """SGD with momentum, and weight decay in the gradient or decoupled from it.
 
     With ``g = gradient + weight_decay * w``::
@@ -124,8 +125,7 @@ class SGD(Optimizer):
     def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
         """Applies one gradient to its variable."""
         index = self._index(variable)
-        # An embedding's is sparse. Another dtype would make the kernel abort the process.
-        gradient = ops.cast(ops.convert_to_tensor(gradient), variable.dtype)
+        gradient = dense(gradient, variable.dtype)
         rate = self._rate_of(index, learning_rate)
         if self.decoupled_at_rate is None:
             scale = -rate if self.rate_in_momentum else 1.0
@@ -260,6 +260,15 @@ class SGD(Optimizer):
             **self._by_variable(),
         )
         return config
+
+
+def dense(gradient: Any, dtype: Any) -> Tensor:
+    """Returns a gradient of the variable's dtype, with which alone TensorFlow's kernels work.
+
+    That of an embedding is sparse.
+    """
+    convert = tf.convert_to_tensor if _KERNELS else ops.convert_to_tensor
+    return ops.cast(convert(gradient), dtype)
 
 
 def as_list(

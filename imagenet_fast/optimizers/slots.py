@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from imagenet_fast.base.keras_2 import KERAS_2, tensorflow_variables
+
 _SIZE = 256
 
 
@@ -24,9 +26,20 @@ def values_kept(optimizer: keras.optimizers.Optimizer) -> float:
     variable = getattr(keras, "Variable", tf.Variable)
     matrix = variable(tf.zeros([_SIZE, _SIZE]))
     optimizer.apply_gradients([(tf.zeros([_SIZE, _SIZE]), matrix)])
+    slots = variables_of(optimizer)
     # Scalars count steps.
-    slots = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
     return sum(math.prod(slot.shape) for slot in slots if len(slot.shape)) / _SIZE**2
+
+
+def variables_of(optimizer: keras.optimizers.Optimizer) -> list[tf.Variable]:
+    """Returns an optimizer's variables: slots, steps, and what a loss scale needs."""
+    own = optimizer.variables
+    return tensorflow_variables(own() if callable(own) else own)  # the former in Keras 2
+
+
+def state_of(optimizer: keras.optimizers.Optimizer) -> Any:
+    """Returns what of an optimizer is in checkpoints."""
+    return optimizer if KERAS_2 else variables_of(optimizer)
 
 
 def unwrapped(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

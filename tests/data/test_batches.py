@@ -1,10 +1,10 @@
 import io
 import itertools
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 from PIL import Image
 
 from imagenet_fast import Config

@@ -5,10 +5,10 @@ import pathlib
 import textwrap
 import types
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 
 from imagenet_fast import Config, UserError, make_dataset
 from imagenet_fast.data import dataset as datasets

@@ -11,9 +11,9 @@ import os
 import pathlib
 import sys
 
+import keras
 import numpy as np
 import tensorflow as tf
-import keras
 
 from imagenet_fast import Config, UserError, make_strategy
 from imagenet_fast.distribute import all_reduce

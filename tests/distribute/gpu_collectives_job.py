@@ -12,9 +12,9 @@ import os
 import pathlib
 import sys
 
+import keras
 import numpy as np
 import tensorflow as tf
-import keras
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
 
 from imagenet_fast.distribute import all_reduce, connect, group_sum, workers

@@ -14,9 +14,9 @@ import json
 import sys
 import tempfile
 
+import keras
 import numpy as np
 import tensorflow as tf
-import keras
 from tensorflow.python import pywrap_tfe
 
 from imagenet_fast import Config

@@ -1,7 +1,7 @@
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 
 from imagenet_fast import UserError, models
 from imagenet_fast.distribute.fusion import Fusion, creation_order, pack, unpack

@@ -1,8 +1,8 @@
 """The lines about versions: what is wrong is told, with what to do."""
 
+import keras
 import pytest
 import tensorflow as tf
-import keras
 
 from imagenet_fast import Config
 from imagenet_fast.base.errors import UserError

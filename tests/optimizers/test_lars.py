@@ -14,6 +14,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.models import build
 from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.optimizers import LARS, GradualWarmup, Role, StepDecay, variable_roles
+from imagenet_fast.optimizers.loss_scale import apply_gradients, scaled_loss, with_loss_scale
 from imagenet_fast.training.build.model import build_model
 
 STEPS = 50
@@ -194,9 +195,7 @@ def test_a_layer_that_was_frozen_needs_a_new_optimizer():
     model.fit(x, np.ones((2, 2), "float32"), verbose=0)
     frozen.trainable = True
     model.compile(optimizer, "mse", run_eagerly=True)
-    with pytest.raises(
-        UserError, match=r"without the variable dense\S*/kernel:0: .* new optimizer"
-    ):
+    with pytest.raises((UserError, ValueError), match=r"dense\S*/kernel[\s\S]* new optimizer"):
         model.fit(x, np.ones((2, 2), "float32"), verbose=0)
 
 
@@ -300,12 +299,9 @@ def test_loss_scale_does_not_change_the_step(dynamic):
     results = []
     for scale in (1, 1024):
         variable = tf.Variable([3.0, 4.0])
-        optimizer = keras.mixed_precision.LossScaleOptimizer(
-            LARS(10.0), dynamic=dynamic, initial_scale=scale
-        )
-        scaled = [tf.constant([0.6, 0.8]) * scale]
-        gradients = optimizer.get_unscaled_gradients(scaled)
-        optimizer.apply_gradients(zip(gradients, [variable]))
+        optimizer = with_loss_scale(LARS(10.0), 0 if dynamic else scale)
+        scaled = scaled_loss(optimizer, tf.constant([0.6, 0.8]))
+        apply_gradients(optimizer, [scaled], [variable])
         results.append(variable.numpy())
     np.testing.assert_array_equal(*results)
     np.testing.assert_allclose(results[0], [2.97, 3.96], rtol=1e-6)
@@ -314,9 +310,9 @@ def test_loss_scale_does_not_change_the_step(dynamic):
 def test_dynamic_loss_scale_skips_a_step_that_overflows():
     variable = tf.Variable([3.0, 4.0])
     optimizer = keras.mixed_precision.LossScaleOptimizer(LARS(10.0), initial_scale=1024)
-    optimizer.apply_gradients([(tf.constant([np.inf, 1.0]), variable)])
+    apply_gradients(optimizer, [tf.constant([np.inf, 1.0])], [variable])
     np.testing.assert_array_equal(variable.numpy(), [3.0, 4.0])
-    assert float(optimizer.loss_scale) == 512
+    assert float(scaled_loss(optimizer, tf.constant(1.0))) == 512
 
 
 # --- In a recipe

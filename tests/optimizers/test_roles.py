@@ -63,7 +63,7 @@ def test_layers_inside_models_and_layers():
             super().__init__()
             self.parts = [keras.layers.Dense(3), keras.layers.BatchNormalization()]
             self.bias = None
-            self.gamma = self.add_weight("temperature", shape=())
+            self.gamma = self.add_weight(name="temperature", shape=())
 
         def call(self, inputs):
             for part in self.parts:

@@ -16,7 +16,6 @@ from imagenet_fast.optimizers.slots import values_kept
         (lambda: keras.optimizers.RMSprop(momentum=0.9), 2),
         (lambda: keras.optimizers.RMSprop(momentum=0.9, centered=True), 3),
         (lambda: keras.optimizers.SGD(momentum=0.9), 1),
-        (keras.optimizers.legacy.Adam, 2),
     ],
 )
 def test_slot_values_of_each_weight(make, expected):

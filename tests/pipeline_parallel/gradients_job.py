@@ -10,9 +10,9 @@ import json
 import pathlib
 import sys
 
+import keras
 import numpy as np
 import tensorflow as tf
-import keras
 
 from imagenet_fast.layers import Dropout
 from imagenet_fast.layers.micro_batch import micro_batch

@@ -9,9 +9,9 @@ import json
 import pathlib
 import sys
 
+import keras
 import numpy as np
 import tensorflow as tf
-import keras
 
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError

@@ -7,9 +7,9 @@ import json
 import pathlib
 import sys
 
+import keras
 import numpy as np
 import tensorflow as tf
-import keras
 
 from imagenet_fast.pipeline_parallel.gpipe import GPipe
 from imagenet_fast.pipeline_parallel.placement import stage_devices

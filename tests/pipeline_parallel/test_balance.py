@@ -5,8 +5,8 @@ import itertools
 import math
 import random
 
-import pytest
 import keras
+import pytest
 
 from imagenet_fast import UserError
 from imagenet_fast.pipeline_parallel.balance import balance_for, best_balance

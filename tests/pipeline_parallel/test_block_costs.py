@@ -4,9 +4,9 @@ import functools
 import gc
 import weakref
 
+import keras
 import pytest
 import tensorflow as tf
-import keras
 
 from imagenet_fast import UserError, models
 from imagenet_fast.models.amoebanet import amoebanet_blocks

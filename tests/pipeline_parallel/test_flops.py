@@ -1,8 +1,8 @@
 """Counts of operations, against definitions and TensorFlow's own profiler."""
 
+import keras
 import pytest
 import tensorflow as tf
-import keras
 
 from imagenet_fast.pipeline_parallel.flops import flops
 

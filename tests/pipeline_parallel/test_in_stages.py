@@ -6,10 +6,10 @@ import json
 import pathlib
 import re
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages

@@ -1,9 +1,9 @@
 """A batch in parts, against ``np.array_split``."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches, check_batch, check_outputs

@@ -1,9 +1,9 @@
 """Blocks that follow each other, as in a Keras model."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.pipeline_parallel.stage import Stage

@@ -1,9 +1,9 @@
 """Moving averages over micro-batches against NumPy, and against Keras' own."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import GhostBatchNormalization, GroupedBatchNormalization

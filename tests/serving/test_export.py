@@ -7,10 +7,10 @@ import pathlib
 import struct
 import sys
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 from PIL import Image
 from small_config import SMALL
 from small_network import small_network

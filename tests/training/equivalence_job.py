@@ -8,8 +8,8 @@ import json
 import pathlib
 import sys
 
-import numpy as np
 import keras
+import numpy as np
 
 from imagenet_fast import Config, build_model, make_dataset, make_strategy
 from imagenet_fast.data.info import read_info

@@ -5,10 +5,10 @@ import itertools
 import json
 import pathlib
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 from model_weights import weights_in
 from small_network import small_network
 

@@ -5,9 +5,9 @@ import json
 import pathlib
 
 import batch_norm_groups_job as job
+import keras
 import numpy as np
 import pytest
-import keras
 
 from imagenet_fast import Config, UserError, build_model
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy

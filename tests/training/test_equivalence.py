@@ -4,10 +4,10 @@ import functools
 import json
 import pathlib
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 from equivalence_job import with_batch_norm
 
 from imagenet_fast import Config, build_model, make_dataset

@@ -13,10 +13,10 @@ import functools
 import math
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.config import Config

@@ -5,10 +5,10 @@ import pathlib
 import shutil
 import sys
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 
 from imagenet_fast import Config, UserError, build_model, evaluate, export, make_dataset, train
 from imagenet_fast.base.option import option_text

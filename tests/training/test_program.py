@@ -5,10 +5,10 @@ import pathlib
 import time
 import types
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 from model_weights import weights_in
 from program_job import train_with_each
 from small_network import small_network

@@ -7,10 +7,10 @@ import math
 import pathlib
 import re
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.config import Config

@@ -12,10 +12,10 @@ import subprocess
 import sys
 import time
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 from forking import load_launcher
 from model_weights import weights_in
 from small_network import small_network

@@ -11,16 +11,18 @@ import tempfile
 import zlib
 from typing import Any, TypedDict
 
-import keras
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, first_line
+from imagenet_fast.base.keras_2 import name_of, tensorflow_variables
 from imagenet_fast.base.outside import Count, as_type, parse_json
 from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.distribute.exchange import text_of_chief
-from imagenet_fast.distribute.one_call import restored_everywhere
+from imagenet_fast.distribute.one_call import assign_everywhere, restored_everywhere
 from imagenet_fast.distribute.workers import worker_place
+from imagenet_fast.layers.seeds import seed_states
 from imagenet_fast.models.custom import use_restored_statistics
+from imagenet_fast.optimizers.slots import state_of
 from imagenet_fast.training.checkpoints.damaged import damage_of, whole_checkpoint
 from imagenet_fast.training.checkpoints.model_dir import (
     BEST,
@@ -29,6 +31,11 @@ from imagenet_fast.training.checkpoints.model_dir import (
     checkpoint_steps,
     latest_checkpoint,
     record_steps,
+)
+from imagenet_fast.training.checkpoints.of_tf_keras import (
+    is_of_tf_keras,
+    shadows_of_tf_keras,
+    weights_of_tf_keras,
 )
 from imagenet_fast.training.checkpoints.sizes import claimed_too_large
 from imagenet_fast.training.options import RunOptions
@@ -42,6 +49,8 @@ _UNWRITABLE = (
     tf.errors.UnknownError,
 )
 _UNREADABLE = (AssertionError, ValueError, IndexError, tf.errors.OpError)
+# The last one on tf_keras.
+_VERSION = "imagenet_fast 0.1"
 # Advice on a damaged checkpoint.
 _RESUMES = "the run's `train` command sets it aside and resumes from the one before it"
 
@@ -62,9 +71,14 @@ class Checkpoints:
     def __init__(self, model: Classifier, options: RunOptions) -> None:
         self._model = model
         self._state = _State()
-        parts: dict[str, Any] = {"state": self._state, **_shadow_weights(model)}
-        parts |= model.selection.checkpoint
-        self._checkpoint = tf.train.Checkpoint(model=model, **parts)
+        model.make_slots()  # so that they are in the checkpoint
+        self._checkpoint = tf.train.Checkpoint(
+            state=self._state,
+            optimizer=state_of(model.optimizer),
+            random=tensorflow_variables(seed_states(model)),
+            **_weights(model),
+            **model.selection.checkpoint,
+        )
         self._options = options
         self._folder = to_path(options.model_dir, CHECKPOINTS)
         _, place = worker_place(model.distribute_strategy)
@@ -143,8 +157,12 @@ class Checkpoints:
         if latest is None:
             return None
         _check_claims(latest, _RESUMES)
-        # Slots that exist are checked like all other variables.
-        self._model.make_slots()
+        if is_of_tf_keras(latest):
+            raise UserError(
+                f"checkpoint {latest} is of a run that was begun with tf_keras (Keras 2), which "
+                "this version can evaluate, export and take as --initial_weights, but not resume: "
+                f"go on with the version that began it ({_VERSION}), or choose another --model_dir"
+            )
         try:
             with restored_everywhere(self._checkpoint):
                 status = self._checkpoint.restore(latest, options=_options())
@@ -196,13 +214,15 @@ def restore_weights(model: Classifier, model_dir: str, which: str = "last") -> s
     path = checkpoint_of(model_dir, which)
     advice = _RESUMES if which == "last" else "--checkpoint=last is that of the last step"
     _check_claims(path, advice)
-    # Without the optimizer, which depends on the precision.
-    network = keras.Model(model.inputs, model.outputs)
     try:
-        checkpoint = tf.train.Checkpoint(model=network, **_shadow_weights(model))
-        with restored_everywhere(checkpoint):
-            status = checkpoint.restore(path, options=_options())
-        status.expect_partial().assert_existing_objects_matched()
+        if is_of_tf_keras(path):
+            _restore_from_tf_keras(model, path)
+        else:
+            # Without the optimizer, which depends on the precision.
+            checkpoint = tf.train.Checkpoint(**_weights(model))
+            with restored_everywhere(checkpoint):
+                status = checkpoint.restore(path, options=_options())
+            status.expect_partial().assert_existing_objects_matched()
     except _UNREADABLE as error:
         raise _unreadable(path, error, advice) from error
     use_restored_statistics(model)
@@ -215,10 +235,20 @@ def _options() -> tf.train.CheckpointOptions:
         return tf.train.CheckpointOptions(experimental_io_device=tf.zeros([]).device)
 
 
-def _shadow_weights(model: Classifier) -> dict[str, Any]:
-    """Returns the model's shadow weights by their names in checkpoints."""
+def _weights(model: Classifier) -> dict[str, list[tf.Variable]]:
+    """Returns the model's weights and shadow weights by their names in checkpoints."""
     shadows = {"weight_averages": model.weight_average, "slow_weights": model.lookahead}
-    return {name: shadow.averages for name, shadow in shadows.items() if shadow is not None}
+    kept = {name: shadow.averages for name, shadow in shadows.items() if shadow is not None}
+    return {"weights": tensorflow_variables(model.weights), **kept}
+
+
+def _restore_from_tf_keras(model: Classifier, path: str) -> None:
+    names = {name_of(variable): variable.dtype for variable in model.weights}
+    parts = _weights(model)
+    assign_everywhere(parts.pop("weights"), weights_of_tf_keras(path, list(names)))
+    floats = [name for name, dtype in names.items() if tf.as_dtype(dtype).is_floating]
+    for shadow, variables in parts.items():
+        assign_everywhere(variables, shadows_of_tf_keras(path, shadow, floats))
 
 
 def _check_claims(path: str, advice: str) -> None:

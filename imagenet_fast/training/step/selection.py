@@ -12,9 +12,10 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
+from imagenet_fast.base.keras_2 import tensorflow_variables
 from imagenet_fast.data.on_device import gather
 from imagenet_fast.optimizers.loss_scale import apply_gradients, scaled_loss
-from imagenet_fast.optimizers.slots import make_slots
+from imagenet_fast.optimizers.slots import make_slots, state_of, variables_of
 from imagenet_fast.training.step.losses import image_losses
 from imagenet_fast.training.step.metric_sums import skipped_sums
 from imagenet_fast.training.step.micro_batches import images_in
@@ -41,7 +42,9 @@ class Selection:
     def variables(self) -> list[tf.Variable]:
         """What changes in a step besides the network's own variables."""
         proxy = self.proxy
-        return [*proxy.network.variables, *proxy.optimizer.variables()] if proxy else []
+        if proxy is None:
+            return []
+        return [*tensorflow_variables(proxy.network.variables), *variables_of(proxy.optimizer)]
 
     @property
     def checkpoint(self) -> dict[str, tf.train.Checkpoint]:
@@ -49,7 +52,12 @@ class Selection:
         proxy = self.proxy
         if proxy is None:
             return {}
-        return {"proxy": tf.train.Checkpoint(network=proxy.network, optimizer=proxy.optimizer)}
+        return {
+            "proxy": tf.train.Checkpoint(
+                weights=tensorflow_variables(proxy.network.variables),
+                optimizer=state_of(proxy.optimizer),
+            )
+        }
 
     def make_slots(self) -> None:
         """Makes the optimizer's variables, otherwise made in its first step."""

@@ -1,10 +1,10 @@
 import collections
 import pathlib
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config

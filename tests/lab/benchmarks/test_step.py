@@ -1,6 +1,6 @@
+import keras
 import pytest
 import tensorflow as tf
-import keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config

@@ -6,10 +6,10 @@ import pathlib
 import sys
 import types
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 
 from imagenet_fast import Config, UserError
 from imagenet_fast.optimizers import LARS, SGD, GradualWarmup, StepDecay

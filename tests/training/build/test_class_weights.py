@@ -2,9 +2,9 @@
 
 import json
 
+import keras
 import numpy as np
 import pytest
-import keras
 from model_weights import assert_close, weights_of
 from sklearn.utils.class_weight import compute_class_weight
 from small_network import small_network

@@ -5,9 +5,9 @@ import json
 import pathlib
 import shutil
 
+import keras
 import numpy as np
 import pytest
-import keras
 from small_config import SMALL
 
 from imagenet_fast import Config, UserError, build_model, export, make_dataset, models, train

@@ -2,10 +2,10 @@
 
 import pathlib
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 from small_config import SMALL
 
 from imagenet_fast import Config, UserError, build_model, models

@@ -1,9 +1,9 @@
 """Whitening filters from the first training images."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 from small_config import SMALL
 
 from imagenet_fast import build_model, make_dataset

@@ -4,10 +4,10 @@ import pathlib
 import shutil
 
 import checkpoint_writer as writer
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 
 from imagenet_fast import Config, UserError
 from imagenet_fast.training.checkpoints import checkpoint

@@ -4,10 +4,10 @@ import json
 import pathlib
 import shutil
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 from model_weights import weights_in
 
 from imagenet_fast import Config, UserError, train

@@ -3,8 +3,8 @@
 import json
 import types
 
-import pytest
 import keras
+import pytest
 
 from imagenet_fast import Config
 from imagenet_fast.training.logs.evaluations import Evaluations

@@ -3,9 +3,9 @@
 import math
 import types
 
+import keras
 import numpy as np
 import pytest
-import keras
 
 from imagenet_fast import Config, UserError
 from imagenet_fast.training.logs.clock import Clock

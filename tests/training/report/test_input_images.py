@@ -1,9 +1,9 @@
 """Input images: training images, made as training makes them."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 
 from imagenet_fast import Config
 from imagenet_fast.data.dataset import make_dataset

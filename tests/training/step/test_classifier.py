@@ -1,9 +1,9 @@
 """The training step against plain Keras, and against gradients taken by hand."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 from model_weights import assert_close, weights_of
 
 from imagenet_fast.base.errors import UserError

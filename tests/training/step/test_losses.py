@@ -1,9 +1,9 @@
 """Binary cross-entropy against NumPy: values, gradients, training and predictions."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 from model_weights import assert_close, weights_of
 from small_config import SMALL
 

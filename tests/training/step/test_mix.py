@@ -1,9 +1,9 @@
 """Mixup and cutmix: what is drawn, the mixed pixels, and the loss, against NumPy."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 from model_weights import assert_close, weights_of
 from small_config import SMALL
 

@@ -4,10 +4,10 @@ import subprocess
 import sys
 import types
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import keras
 from model_weights import assert_close, weights_of
 from small_config import SMALL
 
