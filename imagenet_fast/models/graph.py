@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import keras
 
+from imagenet_fast.base.keras_2 import KERAS_2
+
 
 class Call(NamedTuple):
     """A call of a layer.
@@ -50,8 +52,8 @@ def calls(model: keras.Model) -> Iterator[Call]:
 
 
 def _graph(model: Any) -> Any:
-    if isinstance(model, keras.Sequential):  # has a functional model inside, in Keras 3
-        return getattr(model, "_functional", model if model._is_graph_network else None)
+    if isinstance(model, keras.Sequential) and not KERAS_2:  # it has a functional model inside
+        return model._functional
     if getattr(model, "_is_graph_network", True) and hasattr(model, "_nodes_by_depth"):
         return model
     return None
