@@ -648,24 +648,24 @@ for arguments in json.loads(sys.argv[2]):
 def test_commands_find_a_module_and_two_replicas_train_it(
     config, run_python, tmp_path, monkeypatch
 ):
-    """In the working directory, also when they evaluate and export, by config.json."""
+    """In the working directory, also when they evaluate and export."""
     (tmp_path / "my_module.py").write_text(MODULE)
     (tmp_path / "recipe.flags").write_text("--model=resnet8\n--zero_gamma=false\n")
     names = [name for name in config.differences(Config()) if name not in ("duration", "strategy")]
     flags = [f"--{name}={option_text(getattr(config, name))}" for name in names]
-    of_run = "--model_dir=run"
+    of_run, mine = "--model_dir=run", "--model=my_module:build"
     finished = run_python(
         [
             *("-c", COMMANDS, tmp_path),
             json.dumps(
                 [
                     [
-                        *("train", "--flagfile=recipe.flags", "--model=my_module:build", *flags),
+                        *("train", "--flagfile=recipe.flags", mine, *flags),
                         *(f"--duration={STEPS} steps", "--strategy=mirrored", "--logical_cpus=2"),
                         of_run,
                     ],
-                    ["evaluate", of_run, "--json", "--strategy=one_device"],
-                    ["export", of_run, "--saved_model=exported"],
+                    ["evaluate", of_run, mine, "--json", "--strategy=one_device"],
+                    ["export", of_run, mine, "--saved_model=exported"],
                 ]
             ),
         ]
