@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import tensorflow_variables
 from imagenet_fast.base.option import option_text
 
 # By model, from Jia et al. 2018.
@@ -131,6 +132,7 @@ def creation_order(variables: Sequence[tf.Variable]) -> list[int]:
     first call, so the order of creation is that of the forward pass in the model's code. The ids
     are TensorFlow's, which Keras' optimizers use, too.
     """
+    variables = tensorflow_variables(variables)
     ids = [int(variable._unique_id.rpartition("_")[2]) for variable in variables]
     return sorted(range(len(ids)), key=ids.__getitem__)
 

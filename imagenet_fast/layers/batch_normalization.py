@@ -65,14 +65,16 @@ class BatchNormalization(keras.layers.BatchNormalization):
         if self.unbiased_variance and not tf.__internal__.get_enclosing_xla_context():
             averages, factor = self._averages(), 1 - self.momentum
             outputs, *updated = _fused(inputs, gamma, beta, self.epsilon, averages, factor)
-            self.moving_mean.assign(updated[0])
-            self.moving_variance.assign(updated[1])
+            for average, before, after in zip(
+                (self.moving_mean, self.moving_variance), averages, updated
+            ):
+                average.assign(_if_any(inputs, after, before))
             return outputs
         outputs, mean, variance = _fused(inputs, gamma, beta, self.epsilon)
         if not self.unbiased_variance:
             entries = tf.cast(tf.size(inputs) // inputs.shape[-1], tf.float32)
             variance *= (entries - 1) / entries
-        self._average(mean, variance)
+        self._average(inputs, mean, variance)
         return outputs
 
     def get_config(self) -> dict[str, Any]:
@@ -101,12 +103,17 @@ class BatchNormalization(keras.layers.BatchNormalization):
     def _averages(self) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.convert_to_tensor(self.moving_mean), tf.convert_to_tensor(self.moving_variance)
 
-    def _average(self, mean: tf.Tensor, variance: tf.Tensor) -> None:
-        """Updates the moving averages by a batch's statistics."""
+    def _average(self, inputs: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor) -> None:
+        """Updates the moving averages by the statistics of a batch."""
         for average, value in zip((self.moving_mean, self.moving_variance), (mean, variance)):
             # Keras' sum of products would round otherwise where both are equal.
             change = (1 - self.momentum) * (value - tf.convert_to_tensor(average))
-            average.assign_add(change)
+            average.assign_add(_if_any(inputs, change, tf.zeros_like(change)))
+
+
+def _if_any(inputs: tf.Tensor, value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """Returns ``value``, or ``other`` for a replica without images, as of a partial last batch."""
+    return value if inputs.shape[0] else tf.where(tf.size(inputs) > 0, value, other)
 
 
 def _fused(

@@ -93,7 +93,7 @@ class GhostBatchNormalization(BatchNormalization):
         else:
             results = _by_kernel(grouped, gamma, beta, self.epsilon)
         outputs, means, variances = results
-        self._average(tf.reduce_mean(means, axis=0), tf.reduce_mean(variances, axis=0))
+        self._average(inputs, tf.reduce_mean(means, axis=0), tf.reduce_mean(variances, axis=0))
         return tf.reshape(outputs, shape)
 
     def _number_of_groups(self, inputs: tf.Tensor) -> int | tf.Tensor:

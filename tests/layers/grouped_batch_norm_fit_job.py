@@ -4,7 +4,6 @@ Arguments: ``strategy``, ``logical_cpus``, the path of an .npz file, and a folde
 both written by the chief.
 """
 
-import pathlib
 import sys
 
 import keras
@@ -33,7 +32,7 @@ def build(norm):
     layers = [keras.layers.Dense(8, use_bias=False), norm(), keras.layers.ReLU()]
     layers += [keras.layers.Dense(8, use_bias=False), norm(), keras.layers.ReLU()]
     layers += [keras.layers.Dense(1)]
-    model = keras.Sequential([keras.Input(6), *layers])
+    model = keras.Sequential([keras.Input((6,)), *layers])
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
     return model
 
@@ -45,7 +44,7 @@ def dataset():
 
 
 def main():
-    kind, logical_cpus, out, directory = sys.argv[1:]
+    kind, logical_cpus, out, path = sys.argv[1:]
     strategy = make_strategy(
         Config(strategy=kind, logical_cpus=int(logical_cpus), batch_size=BATCH)
     )
@@ -54,9 +53,7 @@ def main():
     model.fit(dataset(), epochs=2, verbose=0)
     loss = model.evaluate(dataset(), verbose=0)
     # All workers save, since they read variables together; each to a place of its own.
-    path = pathlib.Path(directory) if is_chief(strategy) else pathlib.Path(f"{directory}.{kind}")
-    model.save(path, save_format="tf")
-    model.save(path.with_suffix(".keras"))
+    model.save(path if is_chief(strategy) else f"{path}.other.keras")
     weights = [variable.numpy() for variable in model.weights]
     if is_chief(strategy):
         np.savez(out, *weights, loss=loss)

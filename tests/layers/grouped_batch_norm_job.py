@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from imagenet_fast import Config, make_strategy
 from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.distribute.one_call import local_values
 from imagenet_fast.layers import GroupedBatchNormalization
 
 GROUP_SIZES = (1, 2, 4)
@@ -93,8 +94,8 @@ def one_layer(strategy, group_size, dtype):
             "d_gamma": d_gamma,
             "d_beta": d_beta,
             # Not converted to tensors: that would read all replicas' values.
-            "moving_mean": layer.moving_mean.read_value(),
-            "moving_variance": layer.moving_variance.read_value(),
+            "moving_mean": local_values([layer.moving_mean])[0],
+            "moving_variance": local_values([layer.moving_variance])[0],
         }
 
     @tf.function
@@ -145,7 +146,7 @@ def far_from_zero(strategy, group_size):
 
     def own_step(images):
         layer(own_part(images), training=True)
-        return {"moving_variance": layer.moving_variance.read_value()}
+        return {"moving_variance": local_values([layer.moving_variance])[0]}
 
     @tf.function
     def step(images):

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.layers import GhostBatchNormalization
+from imagenet_fast.layers import BatchNormalization, GhostBatchNormalization
 
 CHANNELS = 5
 MOMENTUM = 0.8
@@ -233,7 +233,7 @@ def test_moving_averages_are_the_mean_of_the_groups():
 def test_one_group_equals_keras_layer(images):
     inputs, upstream = problem((images, 3, 3, CHANNELS))
     found = []
-    for layer in (norm(4), keras.layers.BatchNormalization(**OPTIONS)):
+    for layer in (norm(4), BatchNormalization(unbiased_variance=True, **OPTIONS)):
         layer.build(inputs.shape)
         results = step_of(layer)(inputs, upstream)
         found.append([*results.values(), *layer.weights])
@@ -275,22 +275,12 @@ def test_evaluation_is_that_of_keras_layer():
         each.moving_mean.assign(BETA + 1)
         each.moving_variance.assign(GAMMA + 1)
     expected = other(images, training=False)
-    np.testing.assert_array_equal(layer(images), expected)
-    np.testing.assert_array_equal(layer(images, training=False), expected)
+    found = layer(images, training=False)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(layer(images), found)
     layer.trainable = False
-    np.testing.assert_array_equal(layer(images, training=True), expected)
+    np.testing.assert_array_equal(layer(images, training=True), found)
     np.testing.assert_array_equal(layer.moving_mean, other.moving_mean)
-
-
-def test_training_may_be_a_tensor():
-    images, upstream = problem((12, 3, 2, CHANNELS))
-    layer = norm(4)
-    layer.build(images.shape)
-    call = tf.function(lambda training: layer(images, training=training))
-    evaluated = call(tf.constant(False))
-    np.testing.assert_array_equal(evaluated, layer(images, training=False))
-    expected = reference(images, upstream, 4)["outputs"]
-    np.testing.assert_allclose(call(tf.constant(True)), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("policy", ["float32", "float64"])
@@ -345,7 +335,7 @@ def test_under_fit_and_xla():
     for first, last in zip(before, plain.get_weights()):
         assert np.abs(first - last).max() > 1e-3
     compiled, _ = fitted(norm(4), jit_compile=True)
-    keras_model, _ = fitted(keras.layers.BatchNormalization(**OPTIONS))
+    keras_model, _ = fitted(BatchNormalization(unbiased_variance=True, **OPTIONS))
     one_group, _ = fitted(norm(12))
     for found, expected in ((compiled, plain), (one_group, keras_model)):
         for own, other in zip(found.get_weights(), expected.get_weights()):
@@ -381,7 +371,9 @@ def test_options_are_kept():
     ):
         assert again.get_config() == layer.get_config()
         assert (again.ghost_batch_size, again.momentum, again.scale) == (4, MOMENTUM, False)
-        again.build([None, 3, 3, CHANNELS])
+        if not again.built:  # from the configuration alone
+            again.build([None, 3, 3, CHANNELS])
+        assert len(again.weights) == len(layer.weights)
 
 
 @pytest.mark.parametrize("size", [0, -4])
@@ -406,7 +398,7 @@ def test_conflicting_options(options):
         norm(4, **options)
 
 
-@pytest.mark.parametrize("axis", [1, -2, [1, 3]])
+@pytest.mark.parametrize("axis", [1, -2])
 def test_channels_must_come_last(axis):
     with pytest.raises(UserError, match="channels must come last: axis=-1"):
         GhostBatchNormalization(axis, ghost_batch_size=4).build([None, 3, 3, CHANNELS])
@@ -420,6 +412,7 @@ def test_masks():
 ON_TWO_DEVICES = """
 import numpy as np, tensorflow as tf
 from imagenet_fast import Config, make_strategy
+from imagenet_fast.distribute.one_call import local_values
 from imagenet_fast.layers import GhostBatchNormalization
 
 strategy = make_strategy(Config(logical_cpus=2, batch_size=2))
@@ -431,8 +424,8 @@ with strategy.scope():
 def run(layer, images):
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(layer(images, training=True) ** 3)
-    return tape.gradient(loss, layer.trainable_variables), [
-        layer.moving_mean.read_value(), layer.moving_variance.read_value()]
+    averages = local_values([layer.moving_mean, layer.moving_variance])
+    return tape.gradient(loss, layer.trainable_variables), averages
 
 # The second replica has images in the first step only.
 def own(count):

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import KERAS_2
 from imagenet_fast.distribute.groups import consecutive
 from imagenet_fast.layers import GroupedBatchNormalization
 
@@ -73,7 +74,7 @@ def reference(replicas, group_size, dtype):
             found["d_images"] += list(d_x)
             found["d_gamma"] += [d_gamma] * group_size
             found["d_beta"] += [d_beta] * group_size
-            if group_size == 1:  # Keras' fused kernel moves by the unbiased variance
+            if group_size == 1 and KERAS_2:  # whose layer moves by the unbiased variance
                 variance = variance * count / (count - 1)
             for moving, value in ((moving_mean, mean), (moving_variance, variance)):
                 moving[list(group)] *= job.MOMENTUM
@@ -177,13 +178,20 @@ def test_layers_of_one_name_and_layers_used_twice(results, name):
     ("kind", "logical_cpus", "workers"),
     [
         ("mirrored", 2, 0),
-        ("multi_worker", 0, 2),
+        pytest.param(
+            "multi_worker",
+            0,
+            2,
+            marks=pytest.mark.skipif(
+                not KERAS_2, reason="Keras 3's fit does not run under MultiWorkerMirroredStrategy"
+            ),
+        ),
     ],
 )
 def test_custom_model_under_fit(tmp_path, run_python, kind, logical_cpus, workers):
-    out, directory = tmp_path / "weights.npz", tmp_path / "model"
+    out, path = tmp_path / "weights.npz", tmp_path / "model.keras"
     script = FOLDER / "grouped_batch_norm_fit_job.py"
-    run_python([script, kind, logical_cpus, out, directory], workers=workers)
+    run_python([script, kind, logical_cpus, out, path], workers=workers)
     found = np.load(out)
 
     model = fit_job.build(keras.layers.BatchNormalization)
@@ -198,12 +206,11 @@ def test_custom_model_under_fit(tmp_path, run_python, kind, logical_cpus, worker
     # What was saved is used without any strategy.
     inputs = fit_job.arrays()[0]
     expected = model.predict(inputs, verbose=0)
-    for path in (directory, directory.with_suffix(".keras")):
-        loaded = keras.models.load_model(path)
-        norms = [x for x in loaded.layers if isinstance(x, GroupedBatchNormalization)]
-        assert [norm.group_size for norm in norms] == [None, None]
-        answers = loaded.predict(inputs, verbose=0)
-        np.testing.assert_allclose(answers, expected, rtol=1e-4, atol=1e-3)
+    loaded = keras.models.load_model(path)
+    norms = [x for x in loaded.layers if isinstance(x, GroupedBatchNormalization)]
+    assert [norm.group_size for norm in norms] == [None, None]
+    answers = loaded.predict(inputs, verbose=0)
+    np.testing.assert_allclose(answers, expected, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("group_size", [None, 1, 4])
@@ -214,10 +221,9 @@ def test_equals_keras_layer_on_one_device(group_size):
         keras.layers.BatchNormalization(momentum=0.8, name="norm"),
     ]
     found = [layer(images[0], training=True) for layer in layers]
-    assert layers[0].fused and layers[1].fused
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
     for own, other in zip(layers[0].weights, layers[1].weights):
-        np.testing.assert_array_equal(own, other)
+        np.testing.assert_allclose(own, other, rtol=1e-6)
         assert own.name == other.name
 
 
@@ -248,7 +254,7 @@ def test_conflicting_options(options):
 
 
 ON_TWO_DEVICES = """
-import numpy as np, pytest, tensorflow as tf, tf_keras as keras
+import keras, numpy as np, pytest, tensorflow as tf
 from imagenet_fast import Config, UserError, make_strategy
 from imagenet_fast.layers import GroupedBatchNormalization
 
@@ -256,13 +262,7 @@ strategy = make_strategy(Config(logical_cpus=2, batch_size=2))
 
 # A group that does not divide the replicas.
 with strategy.scope(), pytest.raises(UserError, match="2 replicas .* of 4; possible sizes: 1, 2"):
-    keras.Sequential([keras.Input(3), GroupedBatchNormalization(group_size=4)])
-
-# A group of one is Keras' fused layer.
-with strategy.scope():
-    layer = GroupedBatchNormalization(group_size=1)
-    layer.build([None, 2, 2, 3])
-assert layer.fused
+    keras.Sequential([keras.Input([3]), GroupedBatchNormalization(group_size=4)])
 
 # Channels that come first, and masks: what is masked does not count, as in Keras' layer.
 def run(layer, *arguments):

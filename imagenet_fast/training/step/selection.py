@@ -88,7 +88,7 @@ class Selection:
         if self.proxy is None:
             losses = network_losses(images, labels)
         else:
-            losses = self.proxy.losses(iterations.read_value(), *batch, self._fraction)
+            losses = self.proxy.losses(tf.convert_to_tensor(iterations), *batch, self._fraction)
         places = hardest(losses, weights, self._fraction)
         chosen = gather(images, places), tf.gather(labels, places), tf.gather(weights, places)
         return chosen, skipped_sums(labels, weights) - skipped_sums(*chosen[1:])
