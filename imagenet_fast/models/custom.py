@@ -37,7 +37,11 @@ _PASS_ON = ("Identity", "Cast", "Reshape")
 _SCALE_OF_BYTES = 1 / 100
 # Of layers whose precision is not their own, but that of the script.
 _POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
-_OTHER_KERAS = ", of tf_keras: make it with Keras (`import keras`)"
+_MAKE_OURS = "for speed, make them with imagenet_fast.layers.BatchNormalization"
+_OTHER_KERAS = (
+    ", of tf_keras: write `import keras` in place of `import tf_keras as keras`, and read a .keras "
+    "file that tf_keras saved by imagenet_fast.models.load"
+)
 
 
 def name_of(model: CustomModel) -> str:
@@ -203,8 +207,11 @@ def _with_batch_norms(
         return network
     try:
         copy = copy_model(network, image_shape, lambda layer: _replaced(layer, batch_norm))
-    except UserError as error:
-        warn_once(f"{described} keeps its {len(own)} batch norms of Keras: {error}")
+    except UserError:
+        warn_once(
+            f"{described} keeps Keras' batch norms ({len(own)}), because Keras cannot copy it: "
+            f"{_MAKE_OURS}"
+        )
         return network
     if network.built:
         use_restored_statistics(copy)
@@ -216,14 +223,14 @@ def _tell_of_batch_norms(described: str, number: int, network: keras.Model) -> N
     left = keras_batch_norms(network)
     if number > len(left):
         warn_once(
-            f"{described}: {number - len(left)} batch norms became imagenet_fast.layers."
+            f"{described}: batch norms ({number - len(left)}) became imagenet_fast.layers."
             "BatchNormalization, with the same weights and results; --fused_batch_norm=false "
             "leaves Keras'"
         )
     if left:
         warn_once(
-            f"{described} keeps {len(left)} batch norms of Keras, such as {left[0].name}: of a "
-            "class of their own, or made by another layer"
+            f"{described} keeps Keras' batch norms ({len(left)}, such as {left[0].name}) that are "
+            f"of a class of their own or made by another layer: {_MAKE_OURS}"
         )
 
 

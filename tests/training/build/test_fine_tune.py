@@ -283,8 +283,8 @@ def theirs(tmp_path_factory):
     """Their ResNet-50 with random weights and statistics, and its file."""
     keras.utils.set_random_seed(3)
     network = keras.applications.ResNet50(weights=None, classes=10, input_shape=(64, 64, 3))
-    path = tmp_path_factory.mktemp("keras") / "theirs.weights.h5"
-    network.save_weights(path)
+    path = tmp_path_factory.mktemp("keras") / "theirs.h5"
+    network.save(path)
     return network, str(path)
 
 
