@@ -97,6 +97,7 @@ OTHER = {
     "batch_norm_epsilon": 1e-3,
     "batch_norm_scale": False,
     "batch_norm_batch_size": 64,
+    "fused_batch_norm": False,
     "dropout": 0.0,
     "batch_norm_after_pool5": False,
     "batch_size": 8192,
@@ -209,6 +210,7 @@ LEFT_OUT = {
         "normal_cells",
         "cell_filters",
         "batch_norm_scale",
+        "fused_batch_norm",
     ),
     *("dropout", "batch_norm_after_pool5", "pipeline_stages_per_device"),
 }
@@ -273,7 +275,7 @@ def test_help_names_each_choice(field):
 NOT_IN_EVALUATION = {
     *("whitening_images", "proxy_model", "proxy_width", "initial_weights", "freeze_through"),
     *("zero_gamma", "conv_init", "gamma_init", "dropout"),
-    *("batch_norm_momentum", "batch_norm_batch_size"),
+    *("batch_norm_momentum", "batch_norm_batch_size", "fused_batch_norm"),
     *("eval_image_size", "train_sizes", "train_until", "size_ramp", "size_ramp_at"),
     *("eval_crop_fraction", "eval_crop", "resize_kernel", "max_pixels"),
     *("jpeg_dct", "jpeg_upsampling", "jpeg_scaling", "jpeg_index"),

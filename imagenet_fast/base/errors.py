@@ -7,7 +7,11 @@ traceback, and exit with status 2. Any other exception is a bug in the package.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Collection, Iterable
+
+# How Keras 3 marks words for a terminal.
+_BOLD = re.compile(r"\x1b\[\d*m")
 
 
 class UserError(ValueError):
@@ -60,5 +64,5 @@ def require_choice(option: str, value: str, choices: Collection[str]) -> None:
 
 def first_line(error: Exception) -> str:
     """Returns the first line of an error's message, or its class name if there is no message."""
-    lines = str(error).strip().splitlines()
+    lines = _BOLD.sub("", str(error)).strip().splitlines()
     return lines[0] if lines else type(error).__name__

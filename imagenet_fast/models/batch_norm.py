@@ -68,15 +68,37 @@ def batch_norm(
     Raises:
         UserError: if statistics are to be common to several replicas and to parts of one.
     """
+    layer = _layer(group_size, ghost_batch_size)
+    if layer is BatchNormalization:
+        layer = functools.partial(layer, unbiased_variance=True)
+    return functools.partial(layer, momentum=momentum, epsilon=epsilon, scale=scale)
+
+
+def replacing_batch_norm(
+    *, batch_norm_group_size: int = 1, ghost_batch_size: int = 0
+) -> Callable[..., keras.layers.BatchNormalization]:
+    """Returns what makes batch norms of a model of the user, from the arguments of Keras' ones.
+
+    Args:
+        batch_norm_group_size: number of neighbouring replicas with common statistics.
+        ghost_batch_size: images of a replica with common statistics; 0: all.
+
+    Raises:
+        UserError: as :func:`batch_norm`.
+    """
+    return _layer(batch_norm_group_size, ghost_batch_size)
+
+
+def _layer(
+    group_size: int, ghost_batch_size: int
+) -> Callable[..., keras.layers.BatchNormalization]:
     if ghost_batch_size and group_size != 1:
         raise UserError(
             f"ghost_batch_size={ghost_batch_size} splits the images of a replica, but batch norm "
             f"is to take those of {group_size} replicas together; leave out one of the two"
         )
     if ghost_batch_size:
-        layer = functools.partial(GhostBatchNormalization, ghost_batch_size=ghost_batch_size)
-    elif group_size != 1:
-        layer = functools.partial(GroupedBatchNormalization, group_size=group_size)
-    else:
-        layer = functools.partial(BatchNormalization, unbiased_variance=True)
-    return functools.partial(layer, momentum=momentum, epsilon=epsilon, scale=scale)
+        return functools.partial(GhostBatchNormalization, ghost_batch_size=ghost_batch_size)
+    if group_size != 1:
+        return functools.partial(GroupedBatchNormalization, group_size=group_size)
+    return BatchNormalization

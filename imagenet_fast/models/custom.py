@@ -19,9 +19,9 @@ import tensorflow as tf
 from imagenet_fast.base.errors import UserError, first_line, nearest
 from imagenet_fast.base.keras_2 import layers_in, tensorflow_variables
 from imagenet_fast.base.notices import warn_once
-from imagenet_fast.distribute.one_call import assign_everywhere
-from imagenet_fast.models.blocks import copy_trainable
-from imagenet_fast.models.graph import is_functional, last_layer
+from imagenet_fast.layers import BatchNormalization
+from imagenet_fast.models.copying import copy_model
+from imagenet_fast.models.graph import last_layer
 from imagenet_fast.models.options import CUSTOM
 
 # (height, width, channels) of one image; None: any.
@@ -29,12 +29,19 @@ ImageShape = tuple[Union[int, None], Union[int, None], int]
 # A function (or class) from the number of classes and the image shape to a network, or a functional
 # or sequential model.
 CustomModel = Union[Callable[[int, ImageShape], keras.Model], keras.Model]
+BatchNorm = Callable[..., keras.layers.BatchNormalization]
 
 # Operations that can follow a softmax without changing its values.
 _PASS_ON = ("Identity", "Cast", "Reshape")
 # The largest factor of a keras.layers.Rescaling that is for pixels in 0..255, not 0..1.
 _SCALE_OF_BYTES = 1 / 100
-_OTHER_KERAS = ", of tf_keras: make it with Keras (`import keras`)"
+# Of layers whose precision is not their own, but that of the script.
+_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
+_MAKE_OURS = "for speed, make them with imagenet_fast.layers.BatchNormalization"
+_OTHER_KERAS = (
+    ", of tf_keras: write `import keras` in place of `import tf_keras as keras`, and read a .keras "
+    "file that tf_keras saved by imagenet_fast.models.load"
+)
 
 
 def name_of(model: CustomModel) -> str:
@@ -52,7 +59,11 @@ def name_of(model: CustomModel) -> str:
 
 
 def build_custom(
-    name: str, model: CustomModel | None, num_classes: int, image_shape: ImageShape
+    name: str,
+    model: CustomModel | None,
+    num_classes: int,
+    image_shape: ImageShape,
+    batch_norm: BatchNorm | None = None,
 ) -> keras.Model:
     """Makes a network of the user, in the strategy's scope and under the precision policy.
 
@@ -64,6 +75,8 @@ def build_custom(
         model: the function or model; None: the one that ``name`` names.
         num_classes: number of logits.
         image_shape: of the network's input, without the batch.
+        batch_norm: makes the layers that replace Keras' batch norms, of the same configuration;
+            None: they stay.
 
     Raises:
         UserError: if there is no such function, it fails, or the network does not return logits.
@@ -72,9 +85,16 @@ def build_custom(
         model = _load(name)
     described = f"model {name}" if name != CUSTOM else "model"
     if isinstance(model, keras.Model):
-        network = _copy(model, image_shape)
+        last = last_layer(model)
+        network = copy_model(model, image_shape, lambda own: _of_policy(own, last, batch_norm))
+        if model.built:
+            use_restored_statistics(network)
+        if batch_norm is not None:
+            _tell_of_batch_norms(described, len(keras_batch_norms(model)), network)
     else:
         network = _call(model, described, num_classes, image_shape)
+        if batch_norm is not None:
+            network = _with_batch_norms(network, described, image_shape, batch_norm)
     last = last_layer(network)
     if last is not None and getattr(last, "activation", None) is keras.activations.softmax:
         last.activation = keras.activations.linear
@@ -93,6 +113,12 @@ def expects_bytes(network: keras.Model) -> bool:
         isinstance(layer, keras.layers.Rescaling) and np.max(np.abs(layer.scale)) <= _SCALE_OF_BYTES
         for layer in layers_in(network)
     )
+
+
+def keras_batch_norms(network: keras.Model) -> list[keras.layers.BatchNormalization]:
+    """Returns a network's batch norms that are not this package's."""
+    norms = [own for own in layers_in(network) if isinstance(own, keras.layers.BatchNormalization)]
+    return [norm for norm in norms if not isinstance(norm, BatchNormalization)]
 
 
 def use_restored_statistics(network: keras.Model) -> None:
@@ -172,64 +198,61 @@ def _call(make: Any, described: str, num_classes: int, image_shape: ImageShape) 
     return network
 
 
-def _copy(model: keras.Model, image_shape: ImageShape) -> keras.Model:
-    """Returns a copy of a model in the strategy's scope, under the precision policy."""
-    if not _can_be_copied(model):
-        raise UserError(
-            f"{type(model).__name__} is a subclass of keras.Model, of which Keras cannot make a "
-            "copy for these devices and this precision: give a function that makes it, as in "
-            f"model=lambda num_classes, image_shape: {type(model).__name__}(...)"
-        )
-    last = last_layer(model)
-    copies: dict[int, keras.layers.Layer] = {}
-
-    def copy(layer: keras.layers.Layer) -> keras.layers.Layer:
-        # One copy of a layer, of which the model and models inside it may share the weights.
-        if id(layer) not in copies:
-            copies[id(layer)] = copy_once(layer)
-        return copies[id(layer)]
-
-    def copy_once(layer: keras.layers.Layer) -> keras.layers.Layer:
-        if isinstance(layer, keras.Model):
-            if not _can_be_copied(layer):
-                raise ValueError(f"{type(layer).__name__} in it is a subclass of keras.Model")
-            return keras.models.clone_model(layer, clone_function=copy)
-        config = layer.get_config()
-        # Keras 3's operations, such as those of x + y, have no weights and no precision.
-        if isinstance(layer, keras.layers.Layer) and layer.dtype_policy.name in (
-            "float32",
-            "mixed_bfloat16",
-            "mixed_float16",
-        ):
-            config.pop("dtype", None)  # The copy's is the policy in scope.
-        if layer is last:
-            config["dtype"] = "float32"
-        return type(layer).from_config(config)
-
+def _with_batch_norms(
+    network: keras.Model, described: str, image_shape: ImageShape, batch_norm: BatchNorm
+) -> keras.Model:
+    """Returns a copy of a network with the package's batch norms, if it has others and can be."""
+    own = keras_batch_norms(network)
+    if not own:
+        return network
     try:
-        network = keras.models.clone_model(model, clone_function=copy)
-    except (NotImplementedError, TypeError, ValueError) as error:
-        raise UserError(
-            f"model {model.name} cannot be copied ({first_line(error)}): give a function that "
-            "makes it instead"
-        ) from error
-    if model.built and not network.built:
-        network.build((None, *image_shape))
-    if model.built and len(network.weights) != len(model.weights):
-        raise UserError(
-            f"model {model.name} cannot be copied (its layers share weights in a way that Keras "
-            "does not copy): give a function that makes it instead"
+        copy = copy_model(network, image_shape, lambda layer: _replaced(layer, batch_norm))
+    except UserError:
+        warn_once(
+            f"{described} keeps Keras' batch norms ({len(own)}), because Keras cannot copy it: "
+            f"{_MAKE_OURS}"
         )
-    # First: a layer's weights come in the order of trainable and other ones.
-    copy_trainable(model, network)
-    if model.built:
-        assign_everywhere(network.weights, model.get_weights())
-        use_restored_statistics(network)
-    return network
+        return network
+    if network.built:
+        use_restored_statistics(copy)
+    _tell_of_batch_norms(described, len(own), copy)
+    return copy
 
 
-def _can_be_copied(model: keras.Model) -> bool:
-    return isinstance(model, keras.Sequential) or is_functional(model)
+def _tell_of_batch_norms(described: str, number: int, network: keras.Model) -> None:
+    left = keras_batch_norms(network)
+    if number > len(left):
+        warn_once(
+            f"{described}: batch norms ({number - len(left)}) became imagenet_fast.layers."
+            "BatchNormalization, with the same weights and results; --fused_batch_norm=false "
+            "leaves Keras'"
+        )
+    if left:
+        warn_once(
+            f"{described} keeps Keras' batch norms ({len(left)}, such as {left[0].name}) that are "
+            f"of a class of their own or made by another layer: {_MAKE_OURS}"
+        )
+
+
+def _replaced(layer: keras.layers.Layer, batch_norm: BatchNorm) -> keras.layers.Layer:
+    if type(layer) is keras.layers.BatchNormalization:
+        return batch_norm(**layer.get_config())
+    return type(layer).from_config(layer.get_config())
+
+
+def _of_policy(
+    layer: keras.layers.Layer, last: keras.layers.Layer | None, batch_norm: BatchNorm | None
+) -> keras.layers.Layer:
+    """Returns a copy of a layer that has the precision policy in scope, but for the last one."""
+    config = layer.get_config()
+    # Keras 3's operations, such as those of x + y, have no weights and no precision.
+    if isinstance(layer, keras.layers.Layer) and layer.dtype_policy.name in _POLICIES:
+        config.pop("dtype", None)
+    if layer is last:
+        config["dtype"] = "float32"
+    if batch_norm is not None and type(layer) is keras.layers.BatchNormalization:
+        return batch_norm(**config)
+    return type(layer).from_config(config)
 
 
 def _check_outputs(

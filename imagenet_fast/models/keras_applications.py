@@ -39,8 +39,8 @@ def load_keras_applications_weights(
 
     Args:
         model: the model to change, made by ``imagenet_fast.models.resnet.resnet``.
-        weights: a model of ``tf_keras.applications``, or the path of its weights in HDF5 format
-            (.h5), as downloaded by Keras or written by ``save_weights``.
+        weights: a model of ``keras.applications``, or the path of its weights in HDF5 format
+            (.h5), as downloaded by Keras or written by its ``save``.
         include_top: whether to set the classifier too.
 
     Raises:
@@ -99,7 +99,7 @@ def _check_variant(model: keras.Model) -> None:
             f"{model.name} has its strides on the 3x3 convolutions and Keras applications on the "
             "1x1; build it with stride_on_1x1=True"
         )
-    if "stem_pool_pad" not in layers:
+    if "stem_pool" in layers and "stem_pool_pad" not in layers:
         raise UserError(
             f"{model.name} pads its pool at the bottom and right and Keras applications on all "
             'sides; build it with padding="symmetric"'

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import io
+import math
+import pathlib
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import h5py
 import keras
-import numpy as np
 import tensorflow as tf
-from tf_keras.src.saving import saving_lib, serialization_lib
+from keras.src.saving.serialization_lib import ObjectSharingScope
 
-from imagenet_fast.base.errors import UserError, first_line
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.outside import parse_json
 from imagenet_fast.base.paths import Path
-from imagenet_fast.models.hdf5 import read_hdf5
+from imagenet_fast.models.hdf5 import Hdf5Content, read_hdf5
 from imagenet_fast.models.keras_config import checked_config
+from imagenet_fast.models.shape_only import spec_of
 
 _CONFIG = "config.json"
 _WEIGHTS = "model.weights.h5"
@@ -30,7 +34,7 @@ _LONGEST_REASON = 500
 
 
 def load_keras_file(path: Path) -> keras.Model:
-    """Reads a model, uncompiled, from a ``.keras`` file that Keras 2 or tf_keras wrote.
+    """Reads a model, uncompiled, from a ``.keras`` file of Keras 3, tf_keras or Keras 2.
 
     Nothing that the file names is imported or called but layers that only compute: see
     :func:`~imagenet_fast.models.keras_config.checked_config`. Its optimizer, losses and metrics are
@@ -41,18 +45,19 @@ def load_keras_file(path: Path) -> keras.Model:
     """
     try:
         config, weights = _read(path)
-        store = _Weights(weights)
-        with serialization_lib.ObjectSharingScope(), _weights_of_at_most(len(weights)):
+        content = read_hdf5(weights)
+        with ObjectSharingScope(), _weights_of_at_most(len(weights)):
             model = keras.saving.deserialize_keras_object(config, safe_mode=True)
         if not isinstance(model, keras.Model):
             raise ValueError(f"{_CONFIG} describes a {type(model).__name__}, not a model")
-        saving_lib._load_state(
-            model, store, assets_store=None, inner_path="", visited_trackables=set()
-        )
+        if model.built:
+            _set_weights(model, content)
     # Layers raise whatever they like for wrong arguments, and ``zipfile`` for damage.
     except Exception as error:
         kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
-        reason = f"{kind}{first_line(error)}"[:_LONGEST_REASON]
+        # Keras puts the whole configuration before the reason.
+        words = str(error).rpartition("Exception encountered: ")[2].split()
+        reason = f"{kind}{' '.join(words)}"[:_LONGEST_REASON]
         raise UserError(f"cannot read a model from {path}: {reason}") from error
     return model
 
@@ -62,7 +67,7 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
     if path.is_dir():
         raise IsADirectoryError(
             "it is a folder, such as a SavedModel, which can hold any code; "
-            "if you trust it, tf_keras.models.load_model reads it"
+            "if you trust it, keras.saving.load_model reads it"
         )
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
@@ -70,7 +75,7 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
         if not zipfile.is_zipfile(file):
             raise ValueError(
                 "it is not a zip file, as Keras' format .keras is; a file in HDF5 format (.h5) can "
-                "hold any code: if you trust it, tf_keras.models.load_model reads it"
+                "hold any code: if you trust it, keras.saving.load_model reads it"
             )
         size = file.seek(0, io.SEEK_END)
         with zipfile.ZipFile(file) as archive:
@@ -92,18 +97,27 @@ def _member(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
     return archive.read(member)
 
 
-class _Weights:
-    """The arrays in a file's HDF5, for Keras' ``load_own_variables``."""
+def _set_weights(model: keras.Model, content: Hdf5Content) -> None:
+    """Sets a model's weights to the arrays of a file, by their paths in it.
 
-    def __init__(self, data: bytes) -> None:
-        content = read_hdf5(data)
-        self._layers: dict[str, dict[str, np.ndarray]] = {}
-        for path, values in content.arrays.items():
-            layer, _, name = path.rpartition("/")
-            self._layers.setdefault(layer, {})[name] = values
-
-    def get(self, path: str) -> dict[str, np.ndarray]:
-        return self._layers.get(f"{path}/vars" if path else "vars", {})
+    Keras reads them from a file of our own with these arrays only: links to other files, compressed
+    data and damage in the file that was given do not reach the HDF5 library.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder, "model.weights.h5")
+        model.save_weights(file)
+        expected = read_hdf5(file.read_bytes()).arrays
+        # Keras 2 has private attributes where Keras 3 has public ones.
+        former = {path.replace("/_", "/"): path for path in content.arrays}
+        lacking = [path for path in expected if path in former and path not in content.arrays]
+        with h5py.File(file, "w") as copy:
+            for group in content.groups:
+                copy.require_group(group)
+            for path, values in content.arrays.items():
+                copy[path] = values
+            for path in lacking:
+                copy[path] = content.arrays[former[path]]
+        model.load_weights(file)
 
 
 @contextmanager
@@ -113,13 +127,9 @@ def _weights_of_at_most(limit: int) -> Iterator[None]:
 
     def creator(make: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
         nonlocal total
-        shape = tf.TensorShape(options.get("shape"))
-        if shape.is_fully_defined():
-            # Python's integers: NumPy's overflow.
-            elements = 1
-            for length in shape.as_list():
-                elements *= length
-            total += elements * tf.as_dtype(options.get("dtype") or tf.float32).size
+        spec = spec_of(**options)
+        # Python's integers: NumPy's overflow.
+        total += math.prod(spec.shape.as_list()) * spec.dtype.size
         if total > limit + _BEYOND_FILE:
             raise ValueError(
                 f"its layers need {total:,} bytes of weights or more, but its weights have "

@@ -271,7 +271,14 @@ class ModelOptions(SharedOptions):
         "replica's batch",
         group="model",
         check=NOT_NEGATIVE,
-        only_if=_PACKAGED,
+        only_if=OnlyIf("model", MODEL_NAMES, alternative=OnlyIf("fused_batch_norm", (True,))),
+    )
+    fused_batch_norm: bool = option(
+        True,
+        "replace the batch norms of your own model by those of this package, which have the same "
+        "weights and results, are faster on TensorFlow, and follow batch_norm_batch_size",
+        group="model",
+        only_if=OnlyIf("model", MODEL_NAMES, unless=True),
     )
     dropout: float = option(
         0.5,

@@ -41,18 +41,25 @@ def shape_only() -> Iterator[list[tf.Variable]]:
 
 def _empty(make: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
     """Makes a variable without a value or, if it is small, of zeros."""
-    initial = options.get("initial_value")
-    if callable(initial):  # in a graph: it may be slow or large
-        with tf.Graph().as_default():
-            value = tf.convert_to_tensor(initial())
-        shape, dtype = value.shape, options.get("dtype") or value.dtype
-        options["initial_value"] = lambda: tf.zeros(shape, dtype)
+    if callable(options.get("initial_value")):
+        spec = spec_of(**options)
+        options["initial_value"] = lambda: tf.zeros(spec.shape, spec.dtype)
     variable = make(**options)
     if (variable.shape.num_elements() or 0) <= _SMALL:
         return variable
     # Unlike ``assign``, it accepts another shape.
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.zeros([0], variable.dtype))
     return variable
+
+
+def spec_of(initial_value: Any, dtype: Any = None, **_: Any) -> tf.TensorSpec:
+    """Returns the shape and dtype of the variable for these options, without making its value."""
+    if not callable(initial_value):
+        initial_value = tf.convert_to_tensor(initial_value, dtype)
+        return tf.TensorSpec.from_tensor(initial_value)
+    with tf.Graph().as_default():  # the value may be slow or large
+        value = tf.convert_to_tensor(initial_value())
+    return tf.TensorSpec(value.shape, dtype or value.dtype)
 
 
 @contextlib.contextmanager

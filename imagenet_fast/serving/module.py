@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import name_of, tensorflow_variables
 from imagenet_fast.config import Config
 from imagenet_fast.data import decode, headers
 from imagenet_fast.data.options import DataOptions
@@ -120,7 +121,13 @@ class ServingModule(tf.Module):
         self._network = lambda pixels: mean_over_views(
             lambda view: whole(view, training=False), pixels, model.views
         )
-        self._weights = whole.weights
+        # By name, for those who read the SavedModel; numbers make names unique.
+        self._weights = {
+            f"{number}/{name_of(weight)}": variable
+            for number, (weight, variable) in enumerate(
+                zip(whole.weights, tensorflow_variables(whole.weights))
+            )
+        }
         self._loss = model.image_loss
         self._options = options.for_evaluation()
         self._labels = tf.constant(model.labels)

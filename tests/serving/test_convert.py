@@ -17,6 +17,7 @@ from imagenet_fast import UserError, build_model, commands
 from imagenet_fast.models import alexnet
 from imagenet_fast.serving.convert import export_onnx, export_tflite
 from imagenet_fast.serving.prepare import prepare_image
+from imagenet_fast.training.checkpoints.model_dir import read_preparation
 
 EXPORT = {"onnx": export_onnx, "tflite": export_tflite}
 kinds = pytest.mark.parametrize("kind", EXPORT)
@@ -90,6 +91,7 @@ def test_description(files, config, kind):
             "crop": "square",
             "resize_method": "bilinear",
             "antialias": False,
+            "as_in_shards": read_preparation(config).job,
         },
     }
 

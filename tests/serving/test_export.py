@@ -158,7 +158,7 @@ def test_features_are_the_last_layers_inputs(exported, twin, validation, evaluat
 def test_features_of_other_networks(name, channels):
     network = models.build(name, 3, (64, 64, 3))
     features = models.features(network)
-    assert features.shape.as_list() == [None, channels]
+    assert tuple(features.shape) == (None, channels)
     assert network.layers[-1].input is features
 
 

@@ -11,11 +11,16 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast import Config, UserError, build_model, evaluate, export, make_dataset, train
-from imagenet_fast.base.keras_2 import layers_in
+from imagenet_fast.base.keras_2 import KERAS_2, layers_in, tensorflow_variables
 from imagenet_fast.base.option import option_text
-from imagenet_fast.layers import PixelNormalization
+from imagenet_fast.layers import (
+    BatchNormalization,
+    GhostBatchNormalization,
+    PixelNormalization,
+)
+from imagenet_fast.layers.seeds import seed_states
 from imagenet_fast.models import network_of
-from imagenet_fast.models.custom import build_custom, name_of, random_generators
+from imagenet_fast.models.custom import build_custom, keras_batch_norms, name_of
 from imagenet_fast.training.checkpoints.checkpoint import restore_weights
 
 STEPS = 4
@@ -85,7 +90,8 @@ def trained_by_hand(config, network):
             loss = keras.losses.SparseCategoricalCrossentropy(
                 from_logits=network.layers[-1].activation is not keras.activations.softmax
             )(labels, outputs)
-        optimizer.minimize(loss, network.trainable_variables, tape=tape)
+        gradients = tape.gradient(loss, tensorflow_variables(network.trainable_variables))
+        optimizer.apply_gradients(zip(gradients, network.trainable_variables))
     return network.get_weights()
 
 
@@ -107,7 +113,7 @@ def test_weights_are_those_of_a_plain_training_loop(config, make):
     model = build_model(config, model=make)
     assert model.config.model == f"{__name__}:{make.__name__}"
     plain = make(10, (8, 8, 3))
-    plain.build((None, 8, 8, 3))
+    plain(np.zeros((1, 8, 8, 3), "float32"))
     plain.set_weights(network_of(model).get_weights())
     before = model.get_weights()
     model.fit(make_dataset(config, "train"), epochs=1, steps_per_epoch=STEPS, verbose=0)
@@ -134,14 +140,15 @@ def test_a_copy_trains_what_the_model_trains(config):
     backbone, pair = keras.Sequential([keras.Input(shape), flat, dense]), Pair()
     given = keras.Sequential([keras.Input(shape), backbone, pair, keras.layers.Dense(10)])
     backbone.trainable = False
-    dense.trainable = True  # without effect in a frozen model
+    dense.trainable = True
     pair.first.trainable = False
     model = build_model(config, model=given)
-    assert len(model.trainable_variables) == len(given.trainable_variables) == 4
+    count = 4 if KERAS_2 else 6  # in Keras 3, a layer may be trained in a frozen model
+    assert len(model.trainable_variables) == len(given.trainable_variables) == count
     model.fit(make_dataset(config, "train"), epochs=1, steps_per_epoch=STEPS, verbose=0)
     before = given.get_weights()
     expected = trained_by_hand(config, given)
-    assert sum(not np.array_equal(*pair) for pair in zip(before, expected)) == 4
+    assert sum(not np.array_equal(*pair) for pair in zip(before, expected)) == count
     assert_close(network_of(model).get_weights(), expected)
 
 
@@ -343,10 +350,9 @@ def test_activity_regularizers_in_mixed_precision(config):
 
 
 class Measured(keras.layers.Layer):
-    """Adds a metric and a loss, twice the mean of its input, which is no weight decay."""
+    """Adds a loss, twice the mean of its input, which is no weight decay."""
 
     def call(self, values):
-        self.add_metric(tf.reduce_mean(values), name="mean")
         self.add_loss(2 * tf.reduce_mean(values))
         return values
 
@@ -355,13 +361,83 @@ def measured(num_classes, image_shape):
     return keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(num_classes), Measured()])
 
 
-@pytest.mark.long
-def test_metrics_of_layers_are_left_out_of_exported_models(config, tmp_path, capsys):
-    model = build_model(config, model=measured)
-    expected = "metrics of add_metric are not computed"
-    assert capsys.readouterr().err.count(expected) == 1
-    exported = tf.saved_model.load(export(model, tmp_path / "exported"))
-    assert len(exported.signatures["pixels"].variables) == 2
+# --- Batch norm
+
+
+def with_batch_norms(num_classes, image_shape):
+    images = keras.Input(image_shape)
+    inner = keras.Sequential([keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization(name="n")])
+    x = keras.layers.ReLU()(inner(images))
+    options = {"momentum": 0.7, "epsilon": 0.01, "scale": False, "gamma_regularizer": "l2"}
+    x = keras.layers.BatchNormalization(**options)(keras.layers.Conv2D(4, 3)(x))
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    return keras.Model(images, keras.layers.Dense(num_classes)(x), name="mine")
+
+
+class OwnNorm(keras.layers.BatchNormalization):
+    pass
+
+
+class InASubclass(Subclassed):
+    def __init__(self, num_classes, image_shape):
+        super().__init__(num_classes, image_shape)
+        self.norm = keras.layers.BatchNormalization()
+
+    def call(self, images):
+        return super().call(self.norm(images))
+
+
+def of_a_subclass(num_classes, image_shape):
+    layers = [keras.Input(image_shape), OwnNorm(name="own"), keras.layers.BatchNormalization()]
+    return keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(num_classes)])
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_batch_norms_are_replaced(config, given, capsys):
+    """By ones with the same configuration, weights and results."""
+    model = with_batch_norms(10, (8, 8, 3))
+    made = build_model(config, model=model if given else with_batch_norms)
+    assert "batch norms (2) became imagenet_fast.layers.BatchN" in capsys.readouterr().err
+    network = network_of(made)
+    norms = [own for own in layers_in(network) if isinstance(own, BatchNormalization)]
+    assert len(norms) == 2 and not keras_batch_norms(network)
+    plain = [own for own in layers_in(model) if isinstance(own, keras.layers.BatchNormalization)]
+    for norm, other in zip(norms, plain):
+        unknown = {"unbiased_variance": False, "dtype": None, "name": None}
+        assert {**norm.get_config(), **unknown} == {**other.get_config(), **unknown}
+    model.set_weights(network.get_weights())
+    made.fit(make_dataset(config, "train"), epochs=1, steps_per_epoch=STEPS, verbose=0)
+    assert_close(network.get_weights(), trained_by_hand(config, model))
+
+
+def test_batch_norms_stay_if_that_is_wished(config, capsys):
+    model = build_model(
+        config.replace(model="custom", fused_batch_norm=False), model=with_batch_norms
+    )
+    assert len(keras_batch_norms(network_of(model))) == 2
+    assert "batch norms" not in capsys.readouterr().err
+
+
+def test_batch_norms_that_cannot_be_replaced(config, capsys):
+    build_model(config, model=of_a_subclass)
+    told = capsys.readouterr().err
+    assert ": batch norms (1) became imagenet_fast" in told
+    assert "keeps Keras' batch norms (1, such as own) that are of a class of their own" in told
+    build_model(config, model=InASubclass)
+    assert (
+        "keeps Keras' batch norms (1), because Keras cannot copy it: for speed"
+        in capsys.readouterr().err
+    )
+    ghosts = config.replace(model="custom", batch_norm_batch_size=8)
+    with pytest.raises(UserError, match="batch_norm_batch_size=8 does not reach 1 batch norms of"):
+        build_model(ghosts, model=of_a_subclass)
+
+
+def test_ghost_batch_norm(config):
+    ghosts = config.replace(model="custom", batch_norm_batch_size=8)
+    network = network_of(build_model(ghosts, model=with_batch_norms))
+    norms = [own for own in layers_in(network) if isinstance(own, GhostBatchNormalization)]
+    assert [norm.ghost_batch_size for norm in norms] == [8, 8]
 
 
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
@@ -393,11 +469,11 @@ def test_a_layer_for_pixels_in_0_to_255_gets_a_warning(config, capsys, scale):
     assert "Rescaling" not in capsys.readouterr().err
 
 
-def keras3(num_classes, image_shape):
-    return type("Functional", (), {"__module__": "keras.src.models.functional"})()
+def tf_keras(num_classes, image_shape):
+    return type("Functional", (), {"__module__": "tf_keras.src.engine.functional"})()
 
 
-class Keras3Model(type(keras3(10, (8, 8, 3)))):
+class TfKerasModel(type(tf_keras(10, (8, 8, 3)))):
     def __call__(self, images):
         raise NotImplementedError
 
@@ -426,15 +502,15 @@ def around_a_subclass():
     [
         (lambda num_classes: None, r"function of the number of classes and the shape.*too many"),
         (fails, r"model failed: KeyError: 'filters' \(\S+test_own_model.py, line \d+\)$"),
-        (keras3, r"returned a keras\.src\S+Functional, a model of Keras 3: .*tf_keras"),
-        (Keras3Model(), r"^model is a tests\S+Keras3Model, a model of Keras 3: .*tf_keras"),
-        (lambda *_: 3, "returned a builtins.int, and not a tf_keras Model"),
+        (tf_keras, r"returned a tf_keras\.src\S+Functional, of tf_keras: .*`import keras`"),
+        (TfKerasModel(), r"^model is a tests\S+TfKerasModel, of tf_keras: .*`import keras`"),
+        (lambda *_: 3, "returned a builtins.int, and not a Keras Model"),
         (lambda n, shape: functional(9, shape), r"returns \(None, 9\), but .* \(None, 10\)"),
         (with_softmax, "returns probabilities, but must return logits"),
         (functional(10, (9, 9, 3)), r"cannot take images of shape \(8, 8, 3\): ValueError: "),
         (Subclassed(10, (8, 8, 3)), "Subclassed is a subclass of keras.Model.*give a function"),
         (around_a_subclass(), r"cannot be copied \(Subclassed in it is a subclass of keras.Model"),
-        (gray, "cannot take images of shape .8, 8, 3.: ValueError: Input 0 of layer"),
+        (gray, "cannot take images of shape .8, 8, 3.: ValueError: Input 0 .*of layer"),
         ("resnet50", "model is 'resnet50', but it must be a function"),
     ],
 )  # fmt: skip
@@ -485,7 +561,7 @@ def made_when_built(num_classes, image_shape):
 
 def test_random_states_of_layers_made_when_built():
     network = build_custom("custom", made_when_built, 10, (8, 8, 3))
-    assert len(random_generators(network)) == 1
+    assert len(seed_states(network)) == 1
 
 
 def test_a_model_that_has_nothing_to_train(config):
@@ -575,24 +651,24 @@ for arguments in json.loads(sys.argv[2]):
 def test_commands_find_a_module_and_two_replicas_train_it(
     config, run_python, tmp_path, monkeypatch
 ):
-    """In the working directory, also when they evaluate and export, by config.json."""
+    """In the working directory, also when they evaluate and export."""
     (tmp_path / "my_module.py").write_text(MODULE)
     (tmp_path / "recipe.flags").write_text("--model=resnet8\n--zero_gamma=false\n")
     names = [name for name in config.differences(Config()) if name not in ("duration", "strategy")]
     flags = [f"--{name}={option_text(getattr(config, name))}" for name in names]
-    of_run = "--model_dir=run"
+    of_run, mine = "--model_dir=run", "--model=my_module:build"
     finished = run_python(
         [
             *("-c", COMMANDS, tmp_path),
             json.dumps(
                 [
                     [
-                        *("train", "--flagfile=recipe.flags", "--model=my_module:build", *flags),
+                        *("train", "--flagfile=recipe.flags", mine, *flags),
                         *(f"--duration={STEPS} steps", "--strategy=mirrored", "--logical_cpus=2"),
                         of_run,
                     ],
-                    ["evaluate", of_run, "--json", "--strategy=one_device"],
-                    ["export", of_run, "--saved_model=exported"],
+                    ["evaluate", of_run, mine, "--json", "--strategy=one_device"],
+                    ["export", of_run, mine, "--saved_model=exported"],
                 ]
             ),
         ]

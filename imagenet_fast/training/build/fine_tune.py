@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import keras
@@ -9,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.keras_2 import name_of
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import Path, to_path
@@ -143,7 +145,7 @@ def _read_run(
 
 def _read_export(path: Path, network: keras.Model) -> tuple[Weights, tuple[str, ...]]:
     """Returns the weights of a SavedModel, and its classes."""
-    here = sum(int(np.prod(v.shape)) * v.dtype.size for v in network.variables)
+    here = sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in network.variables)
     try:
         variables, labels = read_saved_model(path, here + _MOST_BEYOND_NETWORK)
     except (OSError, ValueError, tf.errors.OpError) as error:
@@ -160,21 +162,21 @@ def _read_export(path: Path, network: keras.Model) -> tuple[Weights, tuple[str, 
 def _by_layer(variables: Iterable[tf.Variable]) -> Weights:
     weights: dict[str, dict[str, np.ndarray]] = {}
     for variable in variables:
-        if variable.dtype.is_floating:  # the state of dropout is not
-            layer, name = _layer_and_name(variable.name)
+        if tf.as_dtype(variable.dtype).is_floating:  # the state of dropout is not
+            layer, name = _layer_and_name(name_of(variable))
             weights.setdefault(layer, {})[name] = variable.numpy()
     return weights
 
 
 def _layer_and_name(variable: str) -> tuple[str, str]:
-    """Returns ``stem_conv`` and ``kernel`` of ``stem_conv/kernel:0``."""
-    path, _, name = variable.split(":")[0].rpartition("/")
+    """Returns ``stem_conv`` and ``kernel`` of ``stem_conv/kernel``."""
+    path, _, name = variable.rpartition("/")
     return path.rpartition("/")[2], name
 
 
 def _set(network: keras.Model, weights: Weights, path: Path, *, with_head: bool) -> None:
     layers = [layer for layer in network.layers if layer.weights and not isinstance(layer, Dropout)]
-    names = {_layer_and_name(variable.name)[0] for layer in layers for variable in layer.weights}
+    names = {_layer_and_name(name_of(weight))[0] for layer in layers for weight in layer.weights}
     unknown = [layer for layer in weights if layer not in names]
     if unknown:
         raise UserError(
@@ -185,9 +187,9 @@ def _set(network: keras.Model, weights: Weights, path: Path, *, with_head: bool)
         layers.remove(network.get_layer("logits"))
     variables, values = [], []
     for variable in (variable for layer in layers for variable in layer.weights):
-        layer, name = _layer_and_name(variable.name)
+        layer, name = _layer_and_name(name_of(variable))
         value = weights.get(layer, {}).get(name)
-        if value is None or value.shape != variable.shape:
+        if value is None or value.shape != tuple(variable.shape):
             there = "does not exist" if value is None else f"is {value.shape}"
             raise UserError(
                 f"initial_weights: {path} holds another network than {network.name}: {name} of "

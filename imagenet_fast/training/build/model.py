@@ -113,7 +113,7 @@ def build(
     _check_loss_scaling(config, strategy)
     check_selection(run)
     classifier = _build_without_optimizer(config, info.labels, strategy, custom)
-    if not classifier.trainable_variables:
+    if not network_of(classifier).trainable_variables:
         raise UserError(
             f"model {classifier.name} has nothing to train: all its layers have trainable = False, "
             "or are in a model or layer that has"

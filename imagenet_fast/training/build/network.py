@@ -19,7 +19,14 @@ from imagenet_fast.distribute.strategy import devices_of, per_replica_batch_size
 from imagenet_fast.distribute.tpu import compiles_all_reduces
 from imagenet_fast.distribute.workers import workers_of
 from imagenet_fast.layers.seeds import draw_by_replica
-from imagenet_fast.models.custom import CustomModel, ImageShape, build_custom, expects_bytes
+from imagenet_fast.models.batch_norm import replacing_batch_norm
+from imagenet_fast.models.custom import (
+    CustomModel,
+    ImageShape,
+    build_custom,
+    expects_bytes,
+    keras_batch_norms,
+)
 from imagenet_fast.models.graph import is_functional
 from imagenet_fast.models.options import is_custom
 from imagenet_fast.pipeline_parallel.balance import balance_for
@@ -145,7 +152,18 @@ def _build_custom(
         raise UserError(
             "a model with weights may differ between workers: give a function that makes it"
         )
-    network = build_custom(config.model, custom, classes, shape)
+    norm = None
+    if config.fused_batch_norm:
+        norm = replacing_batch_norm(**_batch_norm_arguments(config))
+    network = build_custom(config.model, custom, classes, shape, norm)
+    left = keras_batch_norms(network)
+    if config.batch_norm_batch_size and left:
+        raise UserError(
+            f"batch_norm_batch_size={config.batch_norm_batch_size} does not reach "
+            f"{len(left)} batch norms of model {network.name}, such as {left[0].name}: make them "
+            "with imagenet_fast.layers.GhostBatchNormalization or GroupedBatchNormalization, or "
+            "leave the option out"
+        )
     draw_by_replica(network)
     inputs = network.inputs if is_functional(network) else []
     dtypes = [tf.as_dtype(tensor.dtype) for tensor in inputs]

@@ -48,9 +48,15 @@ def _variables(prefix: str, limit: int) -> dict[str, np.ndarray]:
         )
     except DecodeError:
         raise ValueError(f"the names of variables in {prefix} are damaged") from None
-    keys = {
-        attribute.full_name: attribute.checkpoint_key
+    # A dict of weights by number and name; in older exports a list, of variables with these names.
+    places = {
+        child.node_id: child.local_name.partition("/")[2]
         for node in graph.nodes
+        for child in node.children
+    }
+    keys = {
+        places.get(number) or attribute.full_name: attribute.checkpoint_key
+        for number, node in enumerate(graph.nodes)
         for attribute in node.attributes
     }
     lacking = [key for key in keys.values() if key not in dtypes]

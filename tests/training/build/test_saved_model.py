@@ -48,13 +48,35 @@ def test_same_as_tensorflow_loads(exported):
     weights, labels = read_saved_model(to_path(exported), LIMIT)
     loaded = tf.saved_model.load(exported)
     expected = {
-        variable.name.split(":")[0]: variable.numpy()
-        for variable in loaded.signatures["serving_default"].variables
+        name.partition("/")[2]: variable.numpy()
+        for name, variable in loaded._weights.items()
         if variable.dtype.is_floating
     }
+    assert {"stem_conv/kernel", "logits/bias"} < expected.keys()
     assert weights.keys() == expected.keys()
     assert all(np.array_equal(weights[name], expected[name]) for name in expected)
     assert labels == tuple(label.decode() for label in loaded.labels().numpy())
+
+
+def test_exports_of_the_versions_on_tf_keras(tmp_path):
+    """They have a list of variables whose names say of which layer they are."""
+
+    class Module(tf.Module):
+        def __init__(self):
+            super().__init__()
+            names = ("stem_conv/kernel", "stem_bn/gamma", "dropout/state")
+            values = ([0.0], [1.0], [7])
+            self._weights = [tf.Variable(value, name=name) for name, value in zip(names, values)]
+            self._labels = tf.constant(["cat", "dog"])
+
+        @tf.function(input_signature=[])
+        def labels(self):
+            return self._labels
+
+    tf.saved_model.save(Module(), str(tmp_path / "model"))
+    weights, labels = read_saved_model(to_path(tmp_path, "model"), LIMIT)
+    assert weights == {"stem_conv/kernel": [0.0], "stem_bn/gamma": [1.0]}
+    assert labels == ("cat", "dog")
 
 
 def test_nothing_in_it_runs(exported, tmp_path):
