@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 import keras
 
-from imagenet_fast.base.keras_2 import KERAS_2
-
 
 class Call(NamedTuple):
     """A call of a layer.
