@@ -16,67 +16,56 @@ import tensorflow as tf
 KERAS_2 = keras.__version__.startswith("2.")
 
 if KERAS_2:
+    _SAME = """cast convert_to_tensor logical_and matmul maximum minimum reshape sin sqrt square stack
+    transpose unstack where"""
     ops: Any = SimpleNamespace(
-        cast=tf.cast,
+        **{name: getattr(tf, name) for name in _SAME.split()},
         clip=tf.clip_by_value,
-        convert_to_tensor=tf.convert_to_tensor,
-        logical_and=tf.logical_and,
-        matmul=tf.matmul,
-        maximum=tf.maximum,
-        minimum=tf.minimum,
-        reshape=tf.reshape,
-        sin=tf.sin,
-        sqrt=tf.sqrt,
-        square=tf.square,
-        stack=tf.stack,
         sum=tf.reduce_sum,
         take=tf.gather,
-        transpose=tf.transpose,
-        unstack=tf.unstack,
-        where=tf.where,
     )
-
-    class Optimizer(keras.optimizers.Optimizer):
-        """Keras 2's optimizer with the methods of Keras 3's that this package uses."""
-
-        def __init__(self, learning_rate: Any, name: str, **kwargs: Any) -> None:
-            super().__init__(name=name, jit_compile=False, **kwargs)
-            self._learning_rate = self._build_learning_rate(learning_rate)
-            self.built = False
-
-        def build(self, variables: Sequence[tf.Variable]) -> None:
-            super().build(variables)
-            self.built = True
-
-        def add_optimizer_variables(
-            self, variables: Sequence[tf.Variable], name: str
-        ) -> list[tf.Variable]:
-            return [self.add_variable_from_reference(variable, name) for variable in variables]
-
-        def assign(self, variable: tf.Variable, value: tf.Tensor) -> None:
-            variable.assign(value)
-
-        def get_config(self) -> dict[str, Any]:
-            rate = self._serialize_hyperparameter(self._learning_rate)
-            return {**super().get_config(), "learning_rate": rate}
-
-        def _get_variable_index(self, variable: tf.Variable) -> int:
-            return self._index_dict[self._var_key(variable)]
-
-        def prepared(self, pairs: Any) -> Any:
-            return pairs
-
-        def _internal_apply_gradients(self, grads_and_vars: Any) -> Any:
-            return super()._internal_apply_gradients(self.prepared(grads_and_vars))
-
-        def _update_step(self, gradient: Any, variable: tf.Variable) -> None:
-            self.update_step(gradient, variable, self.learning_rate)
-
 else:
-    from keras import ops as ops
-    from keras.optimizers import Optimizer as Optimizer
+    ops = keras.ops
 
 
+class _Optimizer(keras.optimizers.Optimizer):
+    """Keras 2's optimizer with the methods of Keras 3's that this package uses."""
+
+    def __init__(self, learning_rate: Any, name: str, **kwargs: Any) -> None:
+        super().__init__(name=name, jit_compile=False, **kwargs)
+        self._learning_rate = self._build_learning_rate(learning_rate)
+        self.built = False
+
+    def build(self, variables: Sequence[tf.Variable]) -> None:
+        super().build(variables)
+        self.built = True
+
+    def add_optimizer_variables(
+        self, variables: Sequence[tf.Variable], name: str
+    ) -> list[tf.Variable]:
+        return [self.add_variable_from_reference(variable, name) for variable in variables]
+
+    def assign(self, variable: tf.Variable, value: tf.Tensor) -> None:
+        variable.assign(value)
+
+    def get_config(self) -> dict[str, Any]:
+        rate = self._serialize_hyperparameter(self._learning_rate)
+        return {**super().get_config(), "learning_rate": rate}
+
+    def _get_variable_index(self, variable: tf.Variable) -> int:
+        return self._index_dict[self._var_key(variable)]
+
+    def prepared(self, pairs: Any) -> Any:
+        return pairs
+
+    def _internal_apply_gradients(self, grads_and_vars: Any) -> Any:
+        return super()._internal_apply_gradients(self.prepared(grads_and_vars))
+
+    def _update_step(self, gradient: Any, variable: tf.Variable) -> None:
+        self.update_step(gradient, variable, self.learning_rate)
+
+
+Optimizer: Any = _Optimizer if KERAS_2 else keras.optimizers.Optimizer
 new_variable = getattr(keras, "Variable", tf.Variable)
 
 

@@ -17,6 +17,8 @@ class SumsFirst:
     2 sums first.
     """
 
+    _trainable_variables: list[Any]
+
     def sum_over_replicas(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
         """Returns the sums of gradients over the replicas; to be called in each of them.
 
@@ -39,7 +41,7 @@ class SumsFirst:
             )
             for index, gradient in zip(given, summed):
                 gradients[index] = gradient
-        super().apply(gradients, trainable_variables)
+        super().apply(gradients, trainable_variables)  # type: ignore[misc]  # the optimizer's
 
     def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
         return grads_and_vars  # they are summed

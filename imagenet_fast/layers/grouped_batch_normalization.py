@@ -45,9 +45,7 @@ class GroupedBatchNormalization(BatchNormalization):
         replicas cannot be split into such groups.
     """
 
-    def __init__(
-        self, axis: int | Sequence[int] = -1, *, group_size: int | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, axis: int = -1, *, group_size: int | None = None, **kwargs: Any) -> None:
         if group_size is not None and group_size < 1:
             raise UserError(f"group_size is {group_size}, but must be positive, or None for all")
         for option in _CONFLICTING:

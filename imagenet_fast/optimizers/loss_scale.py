@@ -49,9 +49,14 @@ def leave_sums_to_the_step(optimizer: keras.optimizers.Optimizer) -> None:
     if not KERAS_2:
         inner = unwrapped(optimizer)
         if isinstance(inner, SumsFirst):
-            inner.sum_over_replicas = lambda gradients, variables: gradients
+            inner.sum_over_replicas = _as_they_are  # type: ignore[method-assign]
         else:
             inner._all_reduce_sum_gradients = list
+
+
+def _as_they_are(gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+    del variables
+    return gradients
 
 
 def apply_gradients(

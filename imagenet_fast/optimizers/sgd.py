@@ -156,8 +156,8 @@ class SGD(SumsFirst, Optimizer):
             return self._get_variable_index(variable)
         except KeyError:
             raise UserError(
-                f"the optimizer was built without the variable {name_of(variable)}: after a change of "
-                "what is trainable, compile the model with a new optimizer"
+                f"the optimizer was built without the variable {name_of(variable)}: after a change "
+                "of what is trainable, compile the model with a new optimizer"
             ) from None
 
     def _rate_of(self, index: int, learning_rate: Tensor) -> Tensor:

@@ -98,6 +98,11 @@ class GPipe(keras.Model):
         on another device than its stage, or an option has no such value.
     """
 
+    # Keras': what a call of ``fit``, ``evaluate`` or ``predict`` runs.
+    train_function: Any
+    test_function: Any
+    predict_function: Any
+
     def __init__(
         self,
         blocks: Sequence[keras.layers.Layer | Sequence[keras.layers.Layer]]
