@@ -18,12 +18,8 @@ KERAS_2 = keras.__version__.startswith("2.")
 if KERAS_2:
     _SAME = """cast convert_to_tensor logical_and matmul maximum minimum reshape sin sqrt square stack
     transpose unstack where"""
-    ops: Any = SimpleNamespace(
-        **{name: getattr(tf, name) for name in _SAME.split()},
-        clip=tf.clip_by_value,
-        sum=tf.reduce_sum,
-        take=tf.gather,
-    )
+    ops: Any = SimpleNamespace(clip=tf.clip_by_value, sum=tf.reduce_sum, take=tf.gather)
+    vars(ops).update({name: getattr(tf, name) for name in _SAME.split()})
 else:
     ops = keras.ops
 
@@ -32,7 +28,7 @@ class _Optimizer(keras.optimizers.Optimizer):
     """Keras 2's optimizer with the methods of Keras 3's that this package uses."""
 
     def __init__(self, learning_rate: Any, name: str, **kwargs: Any) -> None:
-        super().__init__(name=name, jit_compile=False, **kwargs)
+        super().__init__(name=name, **{"jit_compile": False, **kwargs})
         self._learning_rate = self._build_learning_rate(learning_rate)
         self.built = False
 
@@ -40,9 +36,7 @@ class _Optimizer(keras.optimizers.Optimizer):
         super().build(variables)
         self.built = True
 
-    def add_optimizer_variables(
-        self, variables: Sequence[tf.Variable], name: str
-    ) -> list[tf.Variable]:
+    def add_optimizer_variables(self, variables: Any, name: str) -> list[tf.Variable]:
         return [self.add_variable_from_reference(variable, name) for variable in variables]
 
     def assign(self, variable: tf.Variable, value: tf.Tensor) -> None:
