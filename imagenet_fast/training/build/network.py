@@ -40,12 +40,12 @@ _FOR_BYTES = "give --pixel_mean=0,0,0 --pixel_std=1,1,1"
 @contextlib.contextmanager
 def precision_policy(policy: str) -> Iterator[None]:
     """Sets Keras' mixed-precision policy, for layers made inside."""
-    before = keras.mixed_precision.dtype_policy()
-    keras.mixed_precision.set_dtype_policy(policy)
+    before = keras.mixed_precision.global_policy()
+    keras.mixed_precision.set_global_policy(policy)
     try:
         yield
     finally:
-        keras.mixed_precision.set_dtype_policy(before)
+        keras.mixed_precision.set_global_policy(before)
 
 
 def build_network(
@@ -77,7 +77,7 @@ def build_network(
     )
     choose_balance = functools.partial(
         balance_for,
-        inputs=tf.TensorSpec((None, *shape), keras.mixed_precision.dtype_policy().compute_dtype),
+        inputs=tf.TensorSpec((None, *shape), keras.mixed_precision.global_policy().compute_dtype),
         stages=config.pipeline_stages,
         devices=len(devices),
         batch_size=config.batch_size,
