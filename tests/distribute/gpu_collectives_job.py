@@ -68,7 +68,10 @@ def train(strategy, options):
     model.average_batch_norm_statistics()
     weights = np.concatenate([value.ravel() for value in model.get_weights()])
     iterator = iter(strategy.experimental_distribute_dataset(data))
-    graphs = [model.train_tf_function.get_concrete_function(iterator).graph]
+    step = tf.function(
+        lambda data: strategy.run(model.train_step, args=(next(data),)), autograph=False
+    )
+    graphs = [step.get_concrete_function(iterator).graph]
     average = tf.function(
         lambda: strategy.run(model._average_statistics_in_replica), autograph=False
     )

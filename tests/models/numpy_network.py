@@ -12,6 +12,8 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from imagenet_fast.base.keras_2 import name_of
+
 
 class Variables(dict):
     """Weights by name, and what backward passes found for them."""
@@ -19,10 +21,6 @@ class Variables(dict):
     def __init__(self, model):
         super().__init__((name_of(v), v.numpy().astype(np.float64)) for v in model.weights)
         self.gradients = {}
-
-
-def name_of(variable):
-    return variable.name.split(":")[0]
 
 
 class Conv:

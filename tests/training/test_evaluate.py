@@ -39,7 +39,6 @@ def saved(config):
     model = build_model(config)
     classifier = model.trainable_variables[-2]
     classifier.assign(classifier * 500)
-    model.optimizer.build(model.trainable_variables)
     claim_model_dir(config, model.labels)
     Checkpoints(model, config).save(7, {"step": 7})
     return model

@@ -396,7 +396,7 @@ class Looks(keras.callbacks.Callback):
         self.model.evaluate(self._data, verbose=0)
 
     def on_train_batch_end(self, batch, logs=None):
-        self.steps.append(int(self.model._train_counter))
+        self.steps.append(int(self.model.optimizer.iterations.numpy()))
 
     def on_epoch_end(self, epoch, logs=None):
         self.model.evaluate(self._data, verbose=0)
@@ -420,7 +420,7 @@ def test_callbacks_are_called_once_a_call_and_may_evaluate_the_model(run_config,
     assert hooks.told == [*CALLED_FIRST, *rest]
     rows = [row for row in read_rows(run_config.model_dir) if row["kind"] == "train"]
     assert [(row["step"], row["examples"]) for row in rows] == [(5, 160), (7, 64), (9, 64)]
-    assert looks.steps == [1, 5, 7, 9]  # as TensorBoard's
+    assert looks.steps == [1, 5, 7, 9]
 
 
 def test_a_callback_ends_the_run_after_a_call(run_config, counts):

@@ -15,12 +15,12 @@ from numpy_network import (
     MaxPool,
     Variables,
     gelu,
-    name_of,
     randomise,
     silu,
 )
 
 from imagenet_fast import Config, build_model
+from imagenet_fast.base.keras_2 import name_of
 from imagenet_fast.models import network_of
 
 RECIPE = pathlib.Path(__file__).parents[2] / "imagenet_fast" / "flags" / "speedrun_cifar10.flags"

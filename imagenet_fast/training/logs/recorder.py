@@ -155,11 +155,13 @@ class Recorder:
 
     def _learning_rate(self) -> float:
         optimizer = unwrapped(self._model.optimizer)
-        learning_rate = optimizer.learning_rate
-        if isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-            # Optimizers of TensorFlow Addons do not store the last step's learning rate.
-            learning_rate = learning_rate(optimizer.iterations - 1)
-        return float(learning_rate.numpy())
+        # Keras' ``learning_rate`` of a schedule is that of the next step.
+        rate = getattr(optimizer, "_learning_rate", None)
+        if rate is None:  # of TensorFlow Addons
+            rate = optimizer.learning_rate
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            rate = rate(tf.convert_to_tensor(optimizer.iterations) - 1)
+        return float(rate.numpy())
 
     def _write(self, row: Row) -> None:
         for logger in self._loggers:
