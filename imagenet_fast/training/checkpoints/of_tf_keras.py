@@ -16,8 +16,12 @@ _LAYER = re.compile(r"layer_with_weights-(\d+)/")
 
 
 def is_of_tf_keras(path: str) -> bool:
-    """Returns whether tf_keras' objects are in a checkpoint."""
-    return any(map(_WEIGHT.fullmatch, tf.train.load_checkpoint(path).get_variable_to_shape_map()))
+    """Returns whether tf_keras' objects are in a checkpoint that can be read."""
+    try:
+        names = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+    except (ValueError, tf.errors.OpError):  # explained where it is restored
+        return False
+    return any(map(_WEIGHT.fullmatch, names))
 
 
 def weights_of_tf_keras(path: str, names: Sequence[str]) -> list[np.ndarray]:
