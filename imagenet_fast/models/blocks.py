@@ -93,11 +93,6 @@ def _ends(model: keras.Model) -> list[tuple[str, list[Any]]]:
     # Tensors needed later, and the last call of any layer so far.
     crossing, busy_until = {id(model.inputs[0])}, 0
     for i, call in enumerate(ordered):
-        if not any(id(output) in last_use for output in call.outputs):
-            raise UserError(
-                f"layer {call.layer.name!r} leads nowhere and would be in no block: add losses in "
-                "a layer's call"
-            )
         crossing |= {id(output) for output in call.outputs}
         crossing = {tensor for tensor in crossing if last_use.get(tensor, -1) > i}
         busy_until = max(busy_until, *(last_call[part] for part in parts[i]))
@@ -115,6 +110,8 @@ def _parts(layer: keras.layers.Layer) -> set[int]:
 def _can_be_passed(tensors: Sequence[Any]) -> bool:
     """Returns whether these can be the inputs of a model."""
     return all(
-        not getattr(tensor, "sparse", False) and getattr(tensor, "_keras_mask", None) is None
+        not getattr(tensor, "sparse", False)
+        and not getattr(tensor, "ragged", False)
+        and getattr(tensor, "_keras_mask", None) is None
         for tensor in tensors
     )

@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 
+from imagenet_fast.base.keras_2 import name_of
+
 # As published: pairs of operations, each with the state that it takes; the states returned.
 CELLS = {
     "d": {
@@ -41,7 +43,7 @@ class AmoebaNet:
         self.epsilon = epsilon
         self.variables = {}
         for variable in variables:
-            layer, role = variable.name.split(":")[0].split("/")[-2:]
+            layer, role = name_of(variable).split("/")[-2:]
             self.variables.setdefault(layer, {})[role] = variable.numpy().astype(np.float64)
 
     def logits(self, images, stages):

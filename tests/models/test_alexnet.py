@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import name_of
 from imagenet_fast.models.alexnet import alexnet_bn
 from imagenet_fast.models.shape_only import shape_only
 
@@ -34,20 +35,20 @@ def order(model, names):
 def test_counts(pixels):
     variables = published(pixels).trainable_variables
     assert (size(variables), len(variables)) == (62_381_096, 26)
-    roles = [variable.name.split("/")[-1] for variable in variables]
-    assert roles[:20] == ["kernel:0", "bias:0", "gamma:0", "beta:0"] * 5
+    roles = [name_of(variable).split("/")[-1] for variable in variables]
+    assert roles[:20] == ["kernel", "bias", "gamma", "beta"] * 5
     # Jia et al. send the gradients in two parts, split between the tensors 20 and 21.
     assert size(variables[:20]) == 3_747_200 + 2_752
-    assert size(v for v in variables[:20] if "bn" in v.name) == 2_752
+    assert size(v for v in variables[:20] if "bn" in name_of(v)) == 2_752
     assert size(variables[20:]) == 58_631_144
 
 
 @pytest.mark.parametrize("pixels", [224, 227])
 def test_sizes_are_those_of_the_publication(pixels):
     model = published(pixels)
-    sizes = [model.get_layer(f"conv{i}").output_shape[1:] for i in range(1, 6)]
+    sizes = [model.get_layer(f"conv{i}").output.shape[1:] for i in range(1, 6)]
     assert sizes == [(55, 55, 96), (27, 27, 256), (13, 13, 384), (13, 13, 384), (13, 13, 256)]
-    assert model.get_layer("pool5").output_shape[1:] == (6, 6, 256)
+    assert model.get_layer("pool5").output.shape[1:] == (6, 6, 256)
     assert any(layer.name == "conv1_pad" for layer in model.layers) == (pixels == 224)
 
 
@@ -69,7 +70,7 @@ def test_without_the_fifth_batch_norm():
 def test_padding_is_by_side():
     model = alexnet_bn(10, (67, 64, 3))
     assert model.get_layer("conv1_pad").padding == ((0, 0), (2, 2))
-    assert model.get_layer("pool5").output_shape == (None, 1, 1, 256)
+    assert model.get_layer("pool5").output.shape == (None, 1, 1, 256)
     assert model.get_layer("fc6").kernel.shape == (256, 4096)
 
 

@@ -21,8 +21,8 @@ class Fork(keras.layers.Layer):
 
     def build(self, input_shape):
         type(self).built_times += 1
-        self.scale = self.add_weight("scale", shape=[], initializer="ones")
-        self.seen = self.add_weight("seen", shape=(), dtype="int64", trainable=False)
+        self.scale = self.add_weight(name="scale", shape=[], initializer="ones")
+        self.seen = self.add_weight(name="seen", shape=(), dtype="int64", trainable=False)
         super().build(input_shape)
 
     def call(self, inputs):

@@ -68,9 +68,9 @@ def test_blocks_of_networks(name, size, options, expected):
         model = models.build(name, 10, (size, size, 3), **options)
         blocks = cut(model)
     assert names(blocks) == expected
-    own = [variable.ref() for block in blocks for variable in block.variables]
+    own = [id(variable) for block in blocks for variable in block.variables]
     assert len(own) == len(set(own))
-    assert set(own) == {variable.ref() for variable in model.variables}
+    assert set(own) == {id(variable) for variable in model.variables}
 
 
 def run(call, variables, images):
@@ -111,8 +111,8 @@ def check(model, *shape):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     assert np.abs(gradients[0]).max() > 0
     own = [variable for block in blocks for variable in block.trainable_weights]
-    assert {variable.ref() for variable in own} == {
-        variable.ref() for variable in model.trainable_weights
+    assert {id(variable) for variable in own} == {
+        id(variable) for variable in model.trainable_weights
     }
     assert len(own) == len(model.trainable_weights)
     return blocks
@@ -162,9 +162,9 @@ def test_a_skip_over_the_whole_network_leaves_one_block():
 def test_operations_in_place_of_layers():
     inputs = keras.Input([4])
     values = layers.Dense(6, name="dense")(inputs)
-    values = tf.nn.relu(values) * 2.0 + values[:, :1]
-    values = tf.concat([values, tf.ones_like(values)], axis=-1)
-    model = keras.Model(inputs, layers.Dense(2, name="last")(tf.sin(values)))
+    values = keras.ops.relu(values) * 2.0 + values[:, :1]
+    values = keras.ops.concatenate([values, keras.ops.ones_like(values)], axis=-1)
+    model = keras.Model(inputs, layers.Dense(2, name="last")(keras.ops.sin(values)))
     found = names(check(model, 3, 4))
     assert (found[0], found[-1], len(found)) == ("dense", "last", 5)
 
@@ -264,11 +264,20 @@ def test_a_mask_is_used_in_the_block_that_makes_it():
     np.testing.assert_allclose(through(blocks)(numbers), model(numbers), rtol=1e-6)
 
 
+class ToRagged(layers.Layer):
+    def call(self, inputs):
+        return tf.RaggedTensor.from_tensor(inputs, padding=0.0)
+
+    def compute_output_spec(self, inputs):
+        return keras.KerasTensor((None, None), inputs.dtype, ragged=True)
+
+
 def test_a_tensor_of_another_kind_is_used_in_the_block_that_makes_it():
     inputs = keras.Input([5])
     values = layers.Dense(5, "relu", name="before")(inputs)
-    ragged = layers.Lambda(lambda x: tf.RaggedTensor.from_tensor(x, padding=0.0), name="r")(values)
-    dense = layers.Lambda(lambda x: x.to_tensor(shape=[None, 5]), name="dense")(ragged)
+    ragged = ToRagged(name="r")(values)
+    to_dense = layers.Lambda(lambda x: x.to_tensor(shape=[None, 5]), (5,), name="dense")
+    dense = to_dense(ragged)
     model = keras.Model(inputs, layers.Dense(2, name="after")(dense))
     assert names(check(model, 3, 5)) == ["before", "dense", "after"]
 
@@ -298,14 +307,6 @@ def of_two_outputs():
     return keras.Model(inputs, [layers.ReLU()(inputs), layers.Dense(2)(inputs)], name="pair")
 
 
-def with_a_loss_of_its_own():
-    inputs = keras.Input([4])
-    values = layers.Dense(2)(inputs)
-    model = keras.Model(inputs, layers.Dense(2)(values))
-    model.add_loss(tf.reduce_sum(values))
-    return model
-
-
 @pytest.mark.parametrize(
     ("make", "told"),
     [
@@ -313,7 +314,6 @@ def with_a_loss_of_its_own():
         (lambda: layers.Dense(3), "a Dense cannot be cut into blocks"),
         (of_two_inputs, "model 'pair' has 2 inputs and 1 outputs"),
         (of_two_outputs, "model 'pair' has 1 inputs and 2 outputs"),
-        (with_a_loss_of_its_own, "layer 'add_loss.*' leads nowhere.*in a layer's call"),
     ],
 )
 def test_models_that_cannot_be_cut(make, told):
@@ -345,7 +345,7 @@ def test_a_clone_trains_the_same_layers(outer):
     model.get_layer(index=1).trainable = outer
     dense.trainable, norm.trainable = not outer, outer
     copy = clone(model)
-    assert len(copy.trainable_variables) == len(model.trainable_variables) == (4 if outer else 2)
+    assert len(copy.trainable_variables) == len(model.trainable_variables) == 4
     flags = [[own.trainable for own in one._flatten_layers()] for one in (model, copy)]
     assert flags[0] == flags[1]
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from imagenet_fast.base.keras_2 import name_of
 from imagenet_fast.layers import Dropout
 from imagenet_fast.models.shape_only import shape_only
 
@@ -20,7 +21,7 @@ def test_yields_the_variables_in_their_order():
         dense(tf.zeros([1, 2]))
     norm = [f"norm/{name}" for name in ("gamma", "beta", "moving_mean", "moving_variance")]
     names = [*norm, "dense/kernel", "dense/bias"]
-    assert [variable.name.split(":")[0] for variable in variables] == names
+    assert [name_of(variable) for variable in variables] == names
     assert variables[-1] is dense.bias.value
 
 
