@@ -58,17 +58,19 @@ def test_in_one_program_of_xla(make):
 ON_TWO_DEVICES = """
 import numpy as np, tensorflow as tf, keras
 from imagenet_fast import Config, make_strategy
+from imagenet_fast.base.keras_2 import tensorflow_variables
+from imagenet_fast.layers import BatchNormalization
 from imagenet_fast.optimizers import SGD, Lookahead, WeightAverage
 
 strategy = make_strategy(Config(strategy="mirrored", logical_cpus=2, batch_size=2))
 with strategy.scope():
     dense = keras.layers.Dense(2, use_bias=False)
     dense.build([None, 3])
-    norm = keras.layers.BatchNormalization()
+    norm = BatchNormalization()
     norm.build([None, 2])
     optimizer = SGD(0.5, momentum=0.0)
     optimizer.build([dense.kernel])
-    variables = [dense.kernel, norm.moving_mean]
+    variables = tensorflow_variables([dense.kernel, norm.moving_mean])
     average = WeightAverage(variables, 0.9, every=2)
     lookahead = Lookahead(variables, 0.9, every=3, total_steps=8)
 
@@ -78,8 +80,8 @@ def own_step(gradient):
     share = (tf.cast(replica, tf.float32) + 1) / 3
     optimizer.apply_gradients([(share * gradient, dense.kernel)])
     norm.moving_mean.assign_add([1.0, 2.0 + tf.cast(replica, tf.float32)])
-    average.update(optimizer.iterations - 1)
-    lookahead.update(optimizer.iterations)
+    average.update(tf.convert_to_tensor(optimizer.iterations) - 1)
+    lookahead.update(tf.convert_to_tensor(optimizer.iterations))
 
 step = tf.function(lambda gradient: strategy.run(own_step, args=(gradient,)))
 fast = [[dense.kernel.numpy(), np.zeros(2)] for _ in range(2)]

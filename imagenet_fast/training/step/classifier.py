@@ -85,6 +85,8 @@ class Classifier(TrainingStep):
         self._check_fit(x, **kwargs)
         if _is_distributed(kwargs.get("validation_data")):
             kwargs.setdefault("validation_steps", _evaluation_steps(kwargs["validation_data"]))
+        if not args and (_is_distributed(x) or isinstance(x, tf.data.Dataset)):
+            kwargs.setdefault("shuffle", False)  # its default is for arrays, as Keras 3 warns
         if steps_per_epoch is None and _is_endless(x):
             steps_per_epoch = self.steps_per_epoch
             if epochs is None and steps_per_epoch is not None and self.total_steps is not None:
