@@ -51,8 +51,8 @@ from imagenet_fast.training.step.losses import start_at_equal_probabilities
 from imagenet_fast.training.step.mix import Mixer
 
 _MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
-# Strategies under which Keras scales the loss (strategy_supports_loss_scaling,
-# loss_scale_optimizer.py).
+# Strategies under which Keras 2 scales the loss (strategy_supports_loss_scaling of its
+# loss_scale_optimizer.py); with Keras 3, no others have been tried.
 _SCALES_LOSS = (*_MIRRORED, tf.distribute.OneDeviceStrategy)
 # Fraction of the average weights at the end of a run above which it is likely to look untrained.
 _KEPT_INITIAL_WEIGHTS = 0.05

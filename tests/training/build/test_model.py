@@ -312,10 +312,8 @@ def test_a_saved_model_is_its_network(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["OneDevice", "Mirrored", "CentralStorage", "Pipeline", "none"])
-def test_loss_scaling_is_refused_where_keras_refuses_it(name, monkeypatch):
-    """By strategy_supports_loss_scaling of loss_scale_optimizer.py, before a model is made."""
-    from tf_keras.src.mixed_precision.loss_scale_optimizer import strategy_supports_loss_scaling
-
+def test_loss_scaling_is_refused_where_keras_2_refuses_it(name, monkeypatch):
+    """With any Keras, before a model is made."""
     strategy = {
         "OneDevice": lambda: tf.distribute.OneDeviceStrategy("CPU:0"),
         "Mirrored": lambda: tf.distribute.MirroredStrategy(["CPU:0"]),
@@ -325,9 +323,7 @@ def test_loss_scaling_is_refused_where_keras_refuses_it(name, monkeypatch):
     }[name]()
     made = []
     monkeypatch.setattr(build, "_build_without_optimizer", lambda *_: made.append(1) or 1 / 0)
-    with strategy.scope():
-        supported = strategy_supports_loss_scaling()
-    assert supported == (name not in ("CentralStorage", "Pipeline"))
+    supported = name not in ("CentralStorage", "Pipeline")
     config = SMALL.replace(precision="mixed_float16")
     what = "pipelines" if name == "Pipeline" else "CentralStorageStrategy"
     refusal = pytest.raises(UserError, match=f"mixed_float16 is not for {what}.*mixed_bfloat16")
