@@ -16,8 +16,8 @@ import tensorflow as tf
 KERAS_2 = keras.__version__.startswith("2.")
 
 if KERAS_2:
-    _SAME = """cast convert_to_tensor logical_and matmul maximum minimum reshape sin sqrt square stack
-    transpose unstack where"""
+    _SAME = """cast convert_to_tensor logical_and matmul maximum minimum reshape sin sqrt square
+    stack transpose unstack where"""
     ops: Any = SimpleNamespace(clip=tf.clip_by_value, sum=tf.reduce_sum, take=tf.gather)
     vars(ops).update({name: getattr(tf, name) for name in _SAME.split()})
 else:

@@ -56,5 +56,5 @@ def make_slots(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) 
     create = getattr(unwrapped(optimizer), "_create_all_weights", None)
     if create:  # TensorFlow Addons
         create(variables)
-    elif not optimizer.built:
+    elif not getattr(optimizer, "built", False):  # Keras 2 checks it itself
         optimizer.build(variables)
