@@ -169,7 +169,13 @@ def _zero_rate_at(
 
 def filters_of(model: keras.Model) -> list[bool]:
     """Returns which trainable variables are filters of full (not depthwise) convolutions."""
-    depthwise = {id(getattr(layer, "depthwise_kernel", None)) for layer in layers_in(model)}
+    layers = layers_in(model)
+    depthwise = {id(getattr(layer, "depthwise_kernel", None)) for layer in layers}
+    depthwise |= {  # in Keras 3
+        id(getattr(layer, "kernel", None))
+        for layer in layers
+        if isinstance(layer, keras.layers.DepthwiseConv2D)
+    }
     return [
         len(variable.shape) == 4 and id(variable) not in depthwise
         for variable in model.trainable_variables

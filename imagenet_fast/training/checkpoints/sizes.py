@@ -24,6 +24,7 @@ from tensorflow.core.protobuf import tensor_bundle_pb2, trackable_object_graph_p
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.outside import read_bounded
 from imagenet_fast.base.paths import Path, to_path
+from imagenet_fast.models.shape_only import spec_of
 
 # A variable's entry has about 100 bytes.
 _LARGEST_INDEX = 2**26
@@ -65,8 +66,8 @@ def no_larger_than(checkpoint: str, replicas: int = 1) -> Iterator[None]:
 
     def creator(make: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
         nonlocal made
-        elements = tf.TensorShape(options.get("shape") or ()).num_elements() or 1
-        made += elements * tf.as_dtype(options.get("dtype") or tf.float32).size
+        spec = spec_of(**options)
+        made += (spec.shape.num_elements() or 1) * spec.dtype.size
         if made > limit:
             raise UserError(
                 f"the network of the run's configuration is larger than checkpoint {checkpoint}: "
