@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from imagenet_fast.training.evaluate import evaluate
     from imagenet_fast.training.train import train
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Config",
