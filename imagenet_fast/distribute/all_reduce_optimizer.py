@@ -40,7 +40,7 @@ class AllReduceMixin(SumsFirst):
         self.all_reduce = all_reduce
 
     def sum_over_replicas(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Returns the sums of gradients over the replicas, see the base class."""
+        """Returns the gradients summed over the replicas, see the base class."""
         if self.all_reduce is None or not gradients:
             return super().sum_over_replicas(gradients, variables)
         return list(self.all_reduce(gradients, variables=tensorflow_variables(variables)))

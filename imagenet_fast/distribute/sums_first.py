@@ -20,7 +20,7 @@ class SumsFirst:
     _trainable_variables: list[Any]
 
     def sum_over_replicas(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Returns the sums of gradients over the replicas; to be called in each of them.
+        """Returns the gradients summed over the replicas; to be called in each of them.
 
         Args:
           gradients: of this replica.
