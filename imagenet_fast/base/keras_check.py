@@ -50,6 +50,11 @@ def check_keras() -> None:
     _require_tensorflow(keras.backend.backend())
 
 
+def is_tf_keras(kind: type) -> bool:
+    """Returns whether a class is one of tf_keras, which has Keras 2, or inherits from one."""
+    return any(base.__module__.startswith("tf_keras.") for base in kind.__mro__)
+
+
 def _require_tensorflow(backend: str) -> None:
     if backend != "tensorflow":
         raise UserError(

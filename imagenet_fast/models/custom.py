@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, first_line, nearest
 from imagenet_fast.base.keras_2 import layers_in, tensorflow_variables
+from imagenet_fast.base.keras_check import is_tf_keras
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.layers import BatchNormalization
 from imagenet_fast.models.copying import copy_model
@@ -167,7 +168,7 @@ def _load(name: str) -> CustomModel:
 
 def _call(make: Any, described: str, num_classes: int, image_shape: ImageShape) -> keras.Model:
     contract = "it must be a function of the number of classes and the shape of an image"
-    if _is_of_tf_keras(type(make)):
+    if is_tf_keras(type(make)):
         raise UserError(f"{described} is a {_named(type(make))}{_OTHER_KERAS}")
     if not callable(make):
         raise UserError(f"{described} is {make!r}, but {contract}, or a Keras model")
@@ -187,7 +188,7 @@ def _call(make: Any, described: str, num_classes: int, image_shape: ImageShape) 
         raise UserError(f"{described} failed{where}: {_reason(error)}") from error
     if not isinstance(network, keras.Model):
         kind = type(network)
-        hint = _OTHER_KERAS if _is_of_tf_keras(kind) else ", and not a Keras Model"
+        hint = _OTHER_KERAS if is_tf_keras(kind) else ", and not a Keras Model"
         raise UserError(f"{described} returned a {_named(kind)}{hint}")
     created_here = tf.distribute.get_strategy().extended.variable_created_in_scope
     if network.built and not all(map(created_here, tensorflow_variables(network.variables))):
@@ -287,11 +288,6 @@ def _check_outputs(
             f"{described} returns probabilities, but must return logits: leave out the softmax at "
             "its end; predictions and exported models have it"
         )
-
-
-def _is_of_tf_keras(kind: type) -> bool:
-    """Returns whether a class is one of tf_keras, or inherits from one."""
-    return any(base.__module__.startswith("tf_keras.") for base in kind.__mro__)
 
 
 def _named(kind: type) -> str:

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.base.keras_2 import KERAS_2
+from imagenet_fast.base.keras_check import is_tf_keras
 from imagenet_fast.layers.seeds import count, draw_by_replica, seed_states
 from imagenet_fast.pipeline_parallel.forward_passes import Forward, forward_passes
 from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches, check_batch
@@ -345,7 +346,7 @@ def refuse_tf_keras(argument: str, value: Any) -> None:
     Raises:
       UserError: if the value is one.
     """
-    if any(base.__module__.startswith("tf_keras.") for base in type(value).__mro__):
+    if is_tf_keras(type(value)):
         raise UserError(
             f"{argument} {value!r} is of the package tf_keras: make it with Keras (`import keras`)"
         )
