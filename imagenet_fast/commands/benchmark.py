@@ -37,15 +37,29 @@ def _step(arguments: list[str]) -> None:
     # Options of Config with other defaults: small enough for a CPU, and the same network as the
     # peer's.
     flags.define("model", "resnet50", "resnet50, resnet101 or resnet152")
+    flags.define(
+        "network",
+        "",
+        "network of Keras applications, such as EfficientNetV2B0, instead of --model and its peer",
+    )
     flags.define("batch_size", 16, "images in a step")
     flags.define("image_size", 224, "height and width of the images, in pixels")
     flags.define("precision", "float32", "float32, mixed_bfloat16 or mixed_float16")
     flags.define(
         "stride_on_1x1",
         True,
-        "ResNet v1, as in Keras applications; --nostride_on_1x1 times v1.5 against it",
+        "--model is ResNet v1, as in Keras applications; --nostride_on_1x1: v1.5",
     )
-    options = ("model", "batch_size", "image_size", "precision", "stride_on_1x1", "weight_decay")
+    flags.define("xla", False, "compile all with XLA")
+    options = (
+        "model",
+        "batch_size",
+        "image_size",
+        "precision",
+        "stride_on_1x1",
+        "xla",
+        "weight_decay",
+    )
     _define_samples(flags, repeats=10, warmup=2)
     flags.define("steps", 1, "training steps in a sample; choose more if a step is short")
     flags.parse(arguments)
@@ -56,8 +70,10 @@ def _step(arguments: list[str]) -> None:
     from imagenet_fast.lab.benchmarks.report import make_report
     from imagenet_fast.lab.benchmarks.step import compare_steps
 
-    report = make_report(compare_steps(config, **counts))
-    _print_and_write(report, flags, (*options, *counts), f"{config.model}_{config.precision}")
+    report = make_report(compare_steps(config, network=flags["network"], **counts))
+    name = (flags["network"] or config.model).lower()
+    name = f"{name}_{config.precision}{'_xla' if config.xla else ''}"
+    _print_and_write(report, flags, ("network", *options, *counts), name)
 
 
 def _resnet9(arguments: list[str]) -> None:
@@ -362,7 +378,7 @@ def _print_and_write(report: Report, flags: CommandFlags, names: Iterable[str], 
 
 # The function and the description of each benchmark.
 BENCHMARKS = {
-    "step": (_step, "a training step against the same network from Keras applications"),
+    "step": (_step, "a training step of Keras applications' networks, here and under `fit`"),
     "resnet9": (_resnet9, "a step of Page's recipe against plain Keras, and its parts"),
     "optimizer": (_optimizer, "one update of a model's variables by our optimizers and others"),
     "decode": (

@@ -86,10 +86,11 @@ def compare_resnet9(config: Config, *, warmup: int, repeats: int, steps: int = 5
         warmup=warmup,
         repeats=repeats,
     )
-    whole, network = times[0].seconds, times[2].seconds
-    outside = Spread.of([1 - part / step for part, step in zip(network, whole)])
+    whole, part = times[0].seconds, times[2].seconds
+    outside = Spread.of([1 - inside / step for inside, step in zip(part, whole)])
+    network = f"{config.model}, width {config.width}" if config.width else config.model
     return Comparison(
-        _title(config, steps),
+        title(network, config, steps),
         _notes(config, len(images)),
         NAMES,
         times,
@@ -244,11 +245,6 @@ def _repeated(call: Callable[[], object], times: int) -> Callable[[], None]:
         tf.test.experimental.sync_devices()
 
     return repeat
-
-
-def _title(config: Config, steps: int) -> str:
-    width = f", width {config.width}" if config.width else ""
-    return f"{title(config, steps)}{width}{', XLA' if config.xla else ''}"
 
 
 def _notes(config: Config, images: int) -> tuple[str, ...]:

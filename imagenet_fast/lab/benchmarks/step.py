@@ -1,7 +1,8 @@
-"""A benchmark of one training step against the same Keras applications network under ``fit``."""
+"""A benchmark of a training step of Keras applications' networks, here and under ``fit``."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 
 import keras
@@ -16,22 +17,26 @@ from imagenet_fast.lab.benchmarks.timing import Comparison, TimedCall, time_inte
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.training.build.model import build_model
 from imagenet_fast.training.build.network import precision_policy
+from imagenet_fast.training.step.classifier import Classifier
 
-NAMES = ("imagenet_fast", "Keras applications")
-# Names: the functions' positional arguments differ between versions.
+# Keras applications' names of our networks.
 _PEERS = {"resnet50": "ResNet50", "resnet101": "ResNet101", "resnet152": "ResNet152"}
 
 
-def compare_steps(config: Config, *, warmup: int, repeats: int, steps: int = 1) -> Comparison:
-    """Times interleaved training steps of the model in ``config`` and of its Keras counterpart.
+def compare_steps(
+    config: Config, *, network: str = "", warmup: int, repeats: int, steps: int = 1
+) -> Comparison:
+    """Times interleaved training steps of a network of Keras applications, here and under ``fit``.
 
-    Each step is a call of the function that ``fit`` calls for a step, on one device, on the same
-    batch of random images. The Keras model gets normalized float32 images; this package's model
-    normalizes uint8 ones itself. Ours also computes top-5 accuracy, and decays weights if
-    ``config`` says so.
+    Each step is a call of the function that training, or ``fit``, calls for a step, on one device,
+    on the same batch of random images, with XLA if ``config`` says so. ``fit`` gets normalized
+    float32 images; this package normalizes uint8 ones itself, computes top-5 accuracy, too, and
+    decays weights if ``config`` says so.
 
     Args:
       config: of the model, its precision, the image size and the batch size.
+      network: of Keras applications, such as "EfficientNetV2B0". "": the one that is
+        ``config.model``, which is timed as well.
       warmup: untimed samples of each at the start.
       repeats: timed samples of each.
       steps: training steps in a sample, which ends when the device has finished.
@@ -39,7 +44,9 @@ def compare_steps(config: Config, *, warmup: int, repeats: int, steps: int = 1) 
     Raises:
       UserError: if Keras applications does not have the network.
     """
-    _require_peer(config.model)
+    with_ours = not network
+    network = network or _peer(config.model)
+    build = keras_application(network)
     config = config.replace(
         synthetic=True,
         num_classes=1000,
@@ -48,33 +55,61 @@ def compare_steps(config: Config, *, warmup: int, repeats: int, steps: int = 1) 
         zero_gamma=False,
     )
     images, labels = _batch(config)
-    theirs = keras_model(config)
     batches = tf.data.Dataset.from_tensors(
         (PixelNormalization(config.pixel_mean, config.pixel_std)(images), labels)
     )
-    calls = (
-        stepper(build_model(config), iter(distributed_dataset(config, "train")), steps),
-        stepper(theirs, iter(batches.repeat().prefetch(tf.data.AUTOTUNE)), steps),
+    models = {
+        **({"imagenet_fast": build_model(config)} if with_ours else {}),
+        f"{network} in imagenet_fast": build_model(config, model=build),
+        f"{network} under fit": compiled(build, config),
+    }
+    calls = []
+    for model in models.values():
+        here = isinstance(model, Classifier)
+        data = distributed_dataset(config, "train") if here else batches.repeat().prefetch(2)
+        calls.append(timed(stepper(model, iter(data), steps)))
+    times = time_interleaved(calls, warmup=warmup, repeats=repeats)
+    notes = _notes(config, with_ours)
+    return Comparison(
+        title(network, config, steps), notes, tuple(models), times, steps * images.shape[0]
     )
-    times = time_interleaved([timed(call) for call in calls], warmup=warmup, repeats=repeats)
-    return Comparison(title(config, steps), _notes(config), NAMES, times, steps * images.shape[0])
 
 
-def keras_model(config: Config) -> keras.Model:
-    """Returns the network from Keras applications, compiled in the usual way.
+def keras_application(name: str) -> Callable[[int, tuple[int, int, int]], keras.Model]:
+    """Returns the function that builds a network of Keras applications, with random weights.
 
     Raises:
       UserError: if Keras applications does not have the network.
     """
-    _require_peer(config.model)
-    shape = (config.image_size, config.image_size, 3)
-    with precision_policy(config.precision):
-        network = getattr(keras.applications, _PEERS[config.model])(
+    networks = {
+        other: function
+        for other, function in vars(keras.applications).items()
+        if inspect.isfunction(function)
+    }
+    if name not in networks:
+        raise UserError(f"Keras applications has no {name!r}{choices_hint(name, networks)}")
+    # Images are normalized before.
+    known = inspect.signature(networks[name]).parameters
+    others = {"include_preprocessing": False} if "include_preprocessing" in known else {}
+
+    def build(num_classes: int, image_shape: tuple[int, int, int]) -> keras.Model:
+        return networks[name](
             weights=None,
-            input_shape=shape,
-            classes=config.num_classes,
+            input_shape=image_shape,
+            classes=num_classes,
             classifier_activation=None,
+            **others,
         )
+
+    return build
+
+
+def compiled(
+    build: Callable[[int, tuple[int, int, int]], keras.Model], config: Config
+) -> keras.Model:
+    """Returns a network compiled for ``fit`` in the usual way, with the recipe's SGD."""
+    with precision_policy(config.precision):
+        network = build(config.num_classes, (config.image_size, config.image_size, 3))
         # As Keras' guide to mixed precision recommends.
         logits = keras.layers.Activation("linear", dtype="float32")(network.output)
         model = keras.Model(network.input, logits)
@@ -82,6 +117,7 @@ def keras_model(config: Config) -> keras.Model:
         optimizer=keras.optimizers.SGD(config.scaled_learning_rate, momentum=config.momentum),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
+        jit_compile=config.xla,
     )
     return model
 
@@ -117,20 +153,20 @@ def on_new_iterators(model: keras.Model, batches: Iterable, steps: int) -> Timed
     return sample
 
 
-def title(config: Config, steps: int) -> str:
-    """Returns the title of a comparison of samples of ``steps`` training steps."""
+def title(network: str, config: Config, steps: int) -> str:
+    """Returns the title of a comparison of samples of ``steps`` training steps of a network."""
     count = "training step" if steps == 1 else f"{steps} training steps"
-    return (
-        f"{config.model}, {count}: batch {config.batch_size}, {config.image_size} px, "
-        f"{config.precision}"
-    )
+    work = f"batch {config.batch_size}, {config.image_size} px, {config.precision}"
+    return f"{network}, {count}: {work}{', XLA' if config.xla else ''}"
 
 
-def _require_peer(model: str) -> None:
+def _peer(model: str) -> str:
     if model not in _PEERS:
         raise UserError(
-            f"Keras applications has no {model!r} to compare with{choices_hint(model, _PEERS)}"
+            f"Keras applications has no {model!r} to compare with{choices_hint(model, _PEERS)}; "
+            "--network names another one"
         )
+    return _PEERS[model]
 
 
 def _batch(options: InputOptions) -> tuple[tf.Tensor, tf.Tensor]:
@@ -140,16 +176,16 @@ def _batch(options: InputOptions) -> tuple[tf.Tensor, tf.Tensor]:
     return images, labels
 
 
-def _notes(config: Config) -> tuple[str, ...]:
+def _notes(config: Config, with_ours: bool) -> tuple[str, ...]:
     decay = " and weight decay" if config.weight_decay else ""
-    network = (
-        "The same network: stride on the 1x1 (ResNet v1), as in Keras applications."
+    versions = (
+        "stride on the 1x1 (ResNet v1), as in Keras applications."
         if config.stride_on_1x1
         else "NOT the same network: stride on the 3x3 (v1.5); Keras applications has it on the "
         "1x1 (v1), which is less work."
     )
     return (
-        network,
-        "Keras applications: compile(SGD with momentum, sparse cross-entropy, accuracy), "
-        f"normalized float32 images. imagenet_fast: uint8 images, also top-5{decay}.",
+        *((f"imagenet_fast: {config.model}, {versions}",) if with_ours else ()),
+        "fit: compile(SGD with momentum, sparse cross-entropy, accuracy), normalized float32 "
+        f"images. imagenet_fast: uint8 images, also top-5{decay}.",
     )

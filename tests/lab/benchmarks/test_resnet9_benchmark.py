@@ -163,7 +163,7 @@ def test_all_variants_are_timed(monkeypatch):
     assert comparison.images == 48
     whole, _, network, *_ = (np.array(times.seconds) for times in comparison.times)
     assert comparison.fractions == {"outside the network": Spread.of(1 - network / whole)}
-    assert comparison.title == "resnet9, 3 training steps: batch 16, 8 px, float32, width 2"
+    assert comparison.title == "resnet9, width 2, 3 training steps: batch 16, 8 px, float32"
     assert comparison.notes[0].startswith("160 images.")
 
 

@@ -25,7 +25,7 @@ def products(model):
 def test_the_peer_is_the_same_network():
     labels = [str(label) for label in range(1000)]
     with shape_only():
-        theirs = products(step.keras_model(CONFIG))
+        theirs = products(step.compiled(step.keras_application("ResNet50"), CONFIG))
         assert len(theirs) == 54
         assert products(build_classifier(CONFIG, labels)) == theirs
         assert products(build_classifier(CONFIG.replace(stride_on_1x1=False), labels)) != theirs
@@ -43,7 +43,9 @@ def test_the_peer_is_the_same_network():
 def test_the_peer_has_the_precision_and_float32_logits(precision):
     policy = keras.mixed_precision.global_policy()
     with shape_only():
-        model = step.keras_model(CONFIG.replace(precision=precision))
+        model = step.compiled(
+            step.keras_application("ResNet50"), CONFIG.replace(precision=precision)
+        )
     conv = next(layer for layer in model.layers if isinstance(layer, keras.layers.Conv2D))
     assert conv.dtype_policy.name == precision
     assert model.output.dtype == tf.float32
@@ -52,37 +54,68 @@ def test_the_peer_has_the_precision_and_float32_logits(precision):
     assert keras.mixed_precision.global_policy() is policy
 
 
-@pytest.mark.long
-def test_both_models_train(monkeypatch):
-    """With small networks, because large ones take long to trace."""
-    models = {}
+def small_network(num_classes, image_shape):
+    """With a batch norm: a large network takes long to trace."""
+    images = keras.Input(image_shape)
+    layers = [keras.layers.BatchNormalization(), keras.layers.GlobalAveragePooling2D()]
+    outputs = images
+    for layer in [*layers, keras.layers.Dense(num_classes)]:
+        outputs = layer(outputs)
+    return keras.Model(images, outputs)
 
-    def small_model(config):
-        models["ours"] = build_model(config.replace(model="resnet8", stride_on_1x1=False))
-        return models["ours"]
 
-    def small_peer(config):
-        pool, dense = keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(config.num_classes)
-        models["theirs"] = keras.Sequential([pool, dense])
-        models["theirs"].compile("sgd", keras.losses.SparseCategoricalCrossentropy(True))
-        return models["theirs"]
+@pytest.mark.parametrize(
+    ("network", "names"),
+    [
+        pytest.param(
+            "",
+            (
+                "imagenet_fast",
+                "ResNet50 in imagenet_fast",
+                "ResNet50 under fit",
+            ),
+            marks=pytest.mark.long,
+        ),
+        (
+            "MobileNetV3Small",
+            ("MobileNetV3Small in imagenet_fast", "MobileNetV3Small under fit"),
+        ),
+    ],
+)
+def test_all_variants_train_the_same_steps(monkeypatch, network, names):
+    models = []
 
-    monkeypatch.setattr(step, "build_model", small_model)
-    monkeypatch.setattr(step, "keras_model", small_peer)
-    comparison = step.compare_steps(CONFIG, warmup=1, repeats=2, steps=3)
-    assert {name: int(model.optimizer.iterations) for name, model in models.items()} == {
-        "ours": 9,
-        "theirs": 9,
-    }
-    assert [len(times.seconds) for times in comparison.times] == [2, 2]
+    def build_small_model(config, **given):
+        small = config if given else config.replace(model="resnet8", stride_on_1x1=False)
+        models.append(build_model(small, **given))
+        return models[-1]
+
+    def compile_small_network(*args, **kwargs):
+        models.append(compiled(*args, **kwargs))
+        return models[-1]
+
+    compiled = step.compiled
+    monkeypatch.setattr(step, "build_model", build_small_model)
+    monkeypatch.setattr(step, "compiled", compile_small_network)
+    monkeypatch.setattr(step, "keras_application", lambda name: small_network)
+    comparison = step.compare_steps(CONFIG, network=network, warmup=1, repeats=2, steps=3)
+    assert comparison.names == names
+    assert [int(model.optimizer.iterations) for model in models] == [9] * len(names)
+    assert [len(times.seconds) for times in comparison.times] == [2] * len(names)
     assert all(min(times.seconds) > 0 for times in comparison.times)
     assert comparison.images == 6
-    assert comparison.title == "resnet50, 3 training steps: batch 2, 64 px, float32"
-    assert comparison.notes[0].startswith("The same network")
-    assert "weight decay" in comparison.notes[1]
+    first = network or "ResNet50"
+    assert comparison.title == f"{first}, 3 training steps: batch 2, 64 px, float32"
+    assert comparison.notes[0].startswith("imagenet_fast: resnet50, stride") == (not network)
+    assert "weight decay" in comparison.notes[-1]
 
 
 @pytest.mark.parametrize(("model", "hint"), [("resnet18", "did you mean"), ("alexnet_bn", "from")])
 def test_a_model_without_a_peer(model, hint):
     with pytest.raises(UserError, match=rf"Keras applications has no '{model}' .*{hint}"):
         step.compare_steps(CONFIG.replace(model=model, stride_on_1x1=False), warmup=1, repeats=1)
+
+
+def test_a_network_that_keras_applications_lacks():
+    with pytest.raises(UserError, match="'EfficientNetV2B00'; did you mean 'EfficientNetV2B0'"):
+        step.compare_steps(CONFIG, network="EfficientNetV2B00", warmup=1, repeats=1)
