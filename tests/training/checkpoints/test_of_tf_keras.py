@@ -1,15 +1,29 @@
-"""Checkpoints with the names of objects that tf_keras gave them."""
+"""Checkpoints with the names of objects that tf_keras gave them, and other files of version 0.1."""
+
+import pathlib
+import tarfile
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from imagenet_fast import UserError, build_model, models, read_config, train
+from imagenet_fast.base.keras_2 import name_of
+from imagenet_fast.training.build.model import build_for_evaluation
+from imagenet_fast.training.checkpoints.checkpoint import restore_weights
 from imagenet_fast.training.checkpoints.of_tf_keras import (
     is_of_tf_keras,
     shadows_of_tf_keras,
     weights_of_tf_keras,
 )
+from imagenet_fast.training.run import make_run
 
+DATA = pathlib.Path(__file__).parent / "data"
+# What data/make_version_0_1.py has printed.
+PROBABILITIES = [
+    [0.33182165026664734, 0.33358559012413025, 0.3345927894115448],
+    [0.33255624771118164, 0.33383944630622864, 0.33360427618026733],
+]
 NAMES = ["late/kernel", "early/kernel", "early/bias"]
 
 
@@ -51,3 +65,44 @@ def test_checkpoints_of_today_and_no_checkpoint(tmp_path):
     path = tf.train.Checkpoint(weights=[tf.Variable(1.0)]).write(str(tmp_path / "ckpt-1"))
     assert not is_of_tf_keras(path)
     assert not is_of_tf_keras(str(tmp_path / "ckpt-2"))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with a run, its export, and its model in a .keras file and a SavedModel."""
+    folder = tmp_path_factory.mktemp("saved")
+    with tarfile.open(DATA / "version_0_1.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def restored(saved):
+    model = build_for_evaluation(make_run(read_config(str(saved / "run"))))
+    restore_weights(model, str(saved / "run"))
+    return model
+
+
+def test_a_run_of_version_0_1_is_evaluated_as_there(restored):
+    images = np.arange(2 * 16 * 16 * 3).reshape(2, 16, 16, 3) % 251
+    found = restored.predict(images.astype("uint8"), verbose=0)
+    np.testing.assert_allclose(found, PROBABILITIES, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["run", "export", "model.keras", "saved"])
+def test_initial_weights_of_version_0_1(saved, restored, name):
+    path = str(saved / name)
+    config = read_config(str(saved / "run")).replace(model_dir="", initial_weights=path)
+    model = build_model(config)
+    head = name_of(models.head(models.network_of(model)).kernel)
+    with restored.averaged_weights():
+        for found, expected in zip(model.weights, restored.weights):
+            same = np.array_equal(found, expected)
+            # The others do not have the names of the classes.
+            assert same == (name in ("run", "export") or name_of(found) != head), name_of(found)
+
+
+def test_a_run_of_version_0_1_is_not_resumed(saved):
+    config = read_config(str(saved / "run"))
+    with pytest.raises(UserError, match=r"the version that began it \(imagenet_fast 0\.1\)"):
+        train(config)
