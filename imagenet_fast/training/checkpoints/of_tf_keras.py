@@ -153,8 +153,8 @@ def _parts(names: Sequence[str]) -> list[list[str]]:
         for parts in split
     ]
     pointwise = {tuple(parts[:-1]) for parts in plain if parts[-1].startswith("pointwise_kernel")}
-    for parts in plain:
+    for own in plain:
         # What is the kernel of a depthwise convolution in Keras 3.
-        if parts[-1].startswith("depthwise_kernel") and tuple(parts[:-1]) not in pointwise:
-            parts[-1] = parts[-1].removeprefix("depthwise_")
+        if own[-1].startswith("depthwise_kernel") and tuple(own[:-1]) not in pointwise:
+            own[-1] = own[-1].removeprefix("depthwise_")
     return plain
