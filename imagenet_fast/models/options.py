@@ -171,9 +171,10 @@ class ModelOptions(SharedOptions):
     )
     initial_weights: str = option(
         "",
-        "pretrained weights: the model_dir of a run, a SavedModel of `export`, or a file of Keras "
-        "applications' weights (.h5); the classification head is new unless the classes are the "
-        "same; empty: random weights",
+        "pretrained weights: the model_dir of a run, a SavedModel of `export` or tf_keras, a file "
+        "of `model.save` (.keras), or one of Keras applications' weights (.h5); the classification "
+        "head is new unless the classes are the same, which only runs and exports name; empty: "
+        "random weights",
         group="model",
         only_if=_PACKAGED,
     )

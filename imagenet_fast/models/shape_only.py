@@ -57,9 +57,17 @@ def spec_of(initial_value: Any, dtype: Any = None, **_: Any) -> tf.TensorSpec:
     if not callable(initial_value):
         initial_value = tf.convert_to_tensor(initial_value, dtype)
         return tf.TensorSpec.from_tensor(initial_value)
-    with tf.Graph().as_default():  # the value may be slow or large
-        value = tf.convert_to_tensor(initial_value())
-    return tf.TensorSpec(value.shape, dtype or value.dtype)
+
+    def value() -> tf.Tensor:
+        return tf.convert_to_tensor(initial_value())
+
+    # Not computed: it may be slow or large.
+    try:
+        with tf.Graph().as_default():
+            made = value()
+    except ValueError:  # that of a variable's copy in another replica, which only functions have
+        (made,) = tf.function(value, autograph=False).get_concrete_function().outputs
+    return tf.TensorSpec(made.shape, dtype or made.dtype)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.training.build.fusion_trials import load_fusion, save_fusion
 from imagenet_fast.training.build.model import build
 from imagenet_fast.training.build.schedule_change import change_of_schedule
-from imagenet_fast.training.checkpoints.checkpoint import Checkpoints
+from imagenet_fast.training.checkpoints.checkpoint import Checkpoints, check_resumable
 from imagenet_fast.training.checkpoints.config_file import directory_of
 from imagenet_fast.training.checkpoints.model_dir import (
     CHECKPOINTS,
@@ -74,6 +74,7 @@ def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, str]:
     config, info = run.config, run.info
     _check_against_data(run)
     check_model_dir(config, info.labels)
+    check_resumable(config.model_dir)
     change = change_of_schedule(run)
     replicas = run.strategy.num_replicas_in_sync
     auto_fusion = config.fusion == "auto" and replicas > 1

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from imagenet_fast.base.keras_2 import name_of
 from imagenet_fast.layers import Dropout
-from imagenet_fast.models.shape_only import shape_only
+from imagenet_fast.models.shape_only import shape_only, spec_of
 
 
 def test_yields_the_variables_in_their_order():
@@ -77,3 +77,15 @@ def test_random_numbers_are_unaffected():
             keras.utils.set_random_seed(5)
 
     assert drawn(made) == drawn(lambda: None)
+
+
+def test_spec_of_a_copy_in_another_replica():
+    """Whose initial value is the first one's, as MirroredStrategy says it."""
+    first = tf.Variable([1.0, 2.0])
+
+    def initial_value():
+        in_graph = not tf.executing_eagerly() and not tf.inside_function()
+        return tf.identity(first.initial_value if in_graph else first.read_value())
+
+    assert spec_of(initial_value=initial_value) == tf.TensorSpec([2], tf.float32)
+    assert spec_of(initial_value=initial_value, dtype=tf.float16).dtype == tf.float16

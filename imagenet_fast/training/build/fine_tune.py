@@ -18,7 +18,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.distribute.one_call import assign_everywhere
 from imagenet_fast.layers import Dropout
-from imagenet_fast.models import network_of
+from imagenet_fast.models import load, network_of
 from imagenet_fast.models.keras_applications import load_keras_applications_weights
 from imagenet_fast.models.options import is_custom
 from imagenet_fast.training.build.saved_model import read_saved_model
@@ -41,8 +41,8 @@ _UNSEEN_IN_WEIGHTS = (
 # Bytes of a head for many classes, which a network for others does not have.
 _MOST_BEYOND_NETWORK = 2**30
 _SOURCES = (
-    "the model_dir of a trained run, a SavedModel that `export` wrote, or a file of Keras "
-    "applications' weights (.h5)"
+    "the model_dir of a trained run, a SavedModel that `export` or tf_keras wrote, a .keras file "
+    "that `model.save` wrote, or a file of Keras applications' weights (.h5)"
 )
 
 
@@ -93,11 +93,13 @@ def load_initial_weights(
     config, network = model.config, network_of(model)
     assert config is not None
     path = to_path(config.initial_weights)
-    same_classes = False
-    if path.is_file():
+    labels: tuple[str, ...] = ()  # which files of Keras do not have
+    if path.is_file() and path.suffix != ".keras":
         _set_from_keras(network, config, path)
     else:
-        if (path / "saved_model.pb").is_file():
+        if path.is_file():
+            weights = _by_layer(load(path).variables)
+        elif (path / "saved_model.pb").is_file():
             weights, labels = _read_export(path, network)
         elif (path / CONFIG_FILE).is_file():
             run = stored_config(str(path))
@@ -114,10 +116,9 @@ def load_initial_weights(
             raise UserError(
                 f"initial_weights: {path} does not exist: train that run first, or give {_SOURCES}"
             )
-        same_classes = labels == model.labels
-        _set(network, weights, path, with_head=same_classes)
+        _set(network, weights, path, with_head=labels == model.labels)
     model.restart_shadow_weights()
-    head = "including" if same_classes else "except"
+    head = "including" if labels == model.labels else "except"
     return f"initial weights: those of {path}, {head} the classification head (logits)"
 
 
@@ -150,7 +151,7 @@ def _read_export(path: Path, network: keras.Model) -> tuple[Weights, tuple[str, 
         variables, labels = read_saved_model(path, here + _MOST_BEYOND_NETWORK)
     except (OSError, ValueError, tf.errors.OpError) as error:
         raise UserError(
-            f"initial_weights: {path} is not a SavedModel that `export` wrote: {error}"
+            f"initial_weights: {path} is not a SavedModel that `export` or tf_keras wrote: {error}"
         ) from error
     weights: dict[str, dict[str, np.ndarray]] = {}
     for variable, value in variables.items():

@@ -1,4 +1,4 @@
-"""Weights and class names of an exported model, read as data: TensorFlow would run its graph."""
+"""Weights and class names of a SavedModel, read as data: TensorFlow would run its graph."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from imagenet_fast.training.checkpoints.sizes import OBJECT_GRAPH, claimed_too_l
 
 # Of large networks with 20,000 classes, 10 MB; in memory it may be 70 times as large.
 _LARGEST_GRAPH = 2**24
+# Variables in what tf_keras' ``model.save`` writes that are no weights.
+_NO_WEIGHTS = ("optimizer/", "keras_api/")
 
 
 def read_saved_model(path: Path, limit: int) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Returns what fine-tuning needs of a SavedModel that ``export`` wrote.
+    """Returns what fine-tuning needs of a SavedModel that ``export``, or tf_keras, wrote.
 
     Args:
       path: its folder.
       limit: the largest size of the weights in bytes.
 
     Returns:
-      The floating-point variables by name, such as ``stem_conv/kernel``, and the classes.
+      The floating-point weights by name, such as ``stem_conv/kernel``, and the classes: none of a
+      model of tf_keras, which has no class names.
 
     Raises:
       OSError: if a file cannot be read.
-      ValueError: if it is damaged, its weights are larger, or ``export`` did not write it.
+      ValueError: if it is damaged, its weights are larger, or something else wrote it.
       tf.errors.OpError: if its weights are damaged.
     """
     return _variables(str(path / "variables" / "variables"), limit), _labels(path)
@@ -58,6 +61,7 @@ def _variables(prefix: str, limit: int) -> dict[str, np.ndarray]:
         places.get(number) or attribute.full_name: attribute.checkpoint_key
         for number, node in enumerate(graph.nodes)
         for attribute in node.attributes
+        if not attribute.checkpoint_key.startswith(_NO_WEIGHTS)
     }
     lacking = [key for key in keys.values() if key not in dtypes]
     if lacking:
@@ -71,21 +75,20 @@ def _variables(prefix: str, limit: int) -> dict[str, np.ndarray]:
 
 
 def _labels(path: Path) -> tuple[str, ...]:
-    """Returns the constant that the method ``labels`` of the model returns."""
+    """Returns the constant that the method ``labels`` returns; none of a model of tf_keras."""
     content = read_bounded(path / "saved_model.pb", _LARGEST_GRAPH)
     try:
         (graph,) = saved_model_pb2.SavedModel.FromString(content).meta_graphs
         objects = graph.object_graph_def
-        (method,) = (
-            objects.nodes[child.node_id]
-            for child in objects.nodes[0].children
-            if child.local_name == "labels"
-        )
+        parts = {child.local_name: child.node_id for child in objects.nodes[0].children}
+        if "keras_api" in parts:
+            return ()
+        method = objects.nodes[parts["labels"]]
         (function,) = method.function.concrete_functions
         (bound,) = objects.concrete_functions[function].bound_inputs
         operation = objects.nodes[bound].constant.operation
         (constant,) = (node for node in graph.graph_def.node if node.name == operation)
-    except (DecodeError, IndexError, ValueError):
+    except (DecodeError, LookupError, ValueError):
         raise ValueError("saved_model.pb is damaged, or has no class names") from None
     tensor = constant.attr["value"].tensor
     shape = [dim.size for dim in tensor.tensor_shape.dim]

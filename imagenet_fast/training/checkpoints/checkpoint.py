@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any, TypedDict
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, first_line
-from imagenet_fast.base.keras_2 import name_of, tensorflow_variables
+from imagenet_fast.base.keras_2 import tensorflow_variables
 from imagenet_fast.base.outside import Count, as_type, parse_json
 from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.distribute.exchange import text_of_chief
@@ -34,6 +35,7 @@ from imagenet_fast.training.checkpoints.model_dir import (
 )
 from imagenet_fast.training.checkpoints.of_tf_keras import (
     is_of_tf_keras,
+    keys_of_tf_keras,
     shadows_of_tf_keras,
     weights_of_tf_keras,
 )
@@ -157,12 +159,7 @@ class Checkpoints:
         if latest is None:
             return None
         _check_claims(latest, _RESUMES)
-        if is_of_tf_keras(latest):
-            raise UserError(
-                f"checkpoint {latest} is of a run that was begun with tf_keras (Keras 2), which "
-                "this version can evaluate, export and take as --initial_weights, but not resume: "
-                f"go on with the version that began it ({_VERSION}), or choose another --model_dir"
-            )
+        _check_version(latest)
         try:
             with restored_everywhere(self._checkpoint):
                 status = self._checkpoint.restore(latest, options=_options())
@@ -193,6 +190,20 @@ class Checkpoints:
         """Removes the files of a worker other than the chief."""
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def check_resumable(model_dir: str) -> None:
+    """Checks that this version can resume the run in ``model_dir``, if there is one.
+
+    Raises:
+      UserError: if it was begun with tf_keras.
+    """
+    latest = latest_checkpoint(to_path(model_dir, CHECKPOINTS))
+    if latest is None:
+        return
+    with contextlib.suppress(OSError):  # of damaged ones, which are set aside later
+        if not claimed_too_large(latest):
+            _check_version(latest)
 
 
 def restore_weights(model: Classifier, model_dir: str, which: str = "last") -> str:
@@ -243,12 +254,22 @@ def _weights(model: Classifier) -> dict[str, list[tf.Variable]]:
 
 
 def _restore_from_tf_keras(model: Classifier, path: str) -> None:
-    names = {name_of(variable): variable.dtype for variable in model.weights}
-    parts = _weights(model)
-    assign_everywhere(parts.pop("weights"), weights_of_tf_keras(path, list(names)))
-    floats = [name for name, dtype in names.items() if tf.as_dtype(dtype).is_floating]
+    parts, keys = _weights(model), keys_of_tf_keras(path, model)
+    assign_everywhere(parts.pop("weights"), weights_of_tf_keras(path, keys))
+    dtypes = [tf.as_dtype(variable.dtype) for variable in model.weights]
+    floats = [key for key, dtype in zip(keys, dtypes) if dtype.is_floating]
     for shadow, variables in parts.items():
         assign_everywhere(variables, shadows_of_tf_keras(path, shadow, floats))
+
+
+def _check_version(path: str) -> None:
+    """Raises a UserError if a checkpoint, which TensorFlow may read, is tf_keras'."""
+    if is_of_tf_keras(path):
+        raise UserError(
+            f"checkpoint {path} is of a run that was begun with tf_keras (Keras 2), which this "
+            "version can evaluate, export and take as --initial_weights, but not resume: go on "
+            f"with the version that began it ({_VERSION}), or choose another --model_dir"
+        )
 
 
 def _check_claims(path: str, advice: str) -> None:

@@ -85,6 +85,28 @@ def test_other_classes_get_a_new_head(source, capfd):
     assert "except the classification head" in capfd.readouterr().err
 
 
+def test_initial_weights_of_a_keras_file_are_averages_with_a_new_head(tmp_path, capfd):
+    """The file has no class names."""
+    before = make_run(tmp_path / "run", ema_decay=0.9)
+    file = str(tmp_path / "model.keras")
+    before.save(file)
+    with before.averaged_weights():
+        expected = values(before)
+    found = values(build_model(SMALL.replace(initial_weights=file)))
+    fresh = values(build_model(SMALL))
+    assert_same(found, {**expected, **{name: fresh[name] for name in HEAD}})
+    assert f"those of {file}, except the classification head" in capfd.readouterr().err
+    with pytest.raises(UserError, match=r"model\.keras holds another network than resnet14"):
+        build_model(SMALL.replace(initial_weights=file, model="resnet14"))
+
+
+def test_keras_file_that_would_run_code(tmp_path):
+    file = tmp_path / "model.keras"
+    keras.Sequential([keras.Input([3]), keras.layers.Lambda(lambda x: x)]).save(file)
+    with pytest.raises(UserError, match="could run any code"):
+        build_model(SMALL.replace(initial_weights=str(file)))
+
+
 @pytest.mark.long
 def test_head_is_found_before_a_scale(tmp_path):
     before = values(make_run(tmp_path, model="resnet9"))
@@ -245,7 +267,7 @@ def test_path_without_weights_is_named(tmp_path):
 def test_another_programs_savedmodel_is_named(tmp_path):
     network = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     tf.saved_model.save(network, str(tmp_path / "other"))
-    with pytest.raises(UserError, match="is not a SavedModel that `export` wrote"):
+    with pytest.raises(UserError, match="is not a SavedModel that `export` or tf_keras wrote"):
         build_model(SMALL.replace(initial_weights=str(tmp_path / "other")))
 
 

@@ -79,6 +79,23 @@ def test_exports_of_the_versions_on_tf_keras(tmp_path):
     assert labels == ("cat", "dog")
 
 
+def test_models_of_tf_keras(tmp_path):
+    """They have lists of all weights, an optimizer and metrics, but no class names."""
+
+    def node(**children):
+        made = tf.__internal__.tracking.AutoTrackable()
+        for name, child in children.items():
+            setattr(made, name, child)
+        return made
+
+    kernel, total = tf.Variable([2.0], name="logits/kernel"), tf.Variable(3.0, name="total")
+    momentum = tf.Variable([4.0], name="SGD/m/logits/kernel")
+    optimizer, metrics = node(_variables=[momentum]), node(metrics=[node(total=total)])
+    model = node(optimizer=optimizer, keras_api=metrics, variables=[kernel])
+    tf.saved_model.save(model, str(tmp_path / "model"))
+    assert read_saved_model(to_path(tmp_path, "model"), LIMIT) == ({"logits/kernel": [2.0]}, ())
+
+
 def test_nothing_in_it_runs(exported, tmp_path):
     """A program that writes a file when it is loaded, with an export's weights."""
     written = tmp_path / "written"
@@ -105,7 +122,7 @@ def test_nothing_in_it_runs(exported, tmp_path):
     shutil.copytree(to_path(exported) / "variables", folder / "variables")
     with pytest.raises(ValueError, match="has no class names"):
         read_saved_model(folder, LIMIT)
-    with pytest.raises(UserError, match=r"not a SavedModel that `export` wrote: saved_model\.pb"):
+    with pytest.raises(UserError, match=r"that `export` or tf_keras wrote: saved_model\.pb"):
         build_model(SMALL.replace(initial_weights=str(folder)))
     assert not written.exists()
 
@@ -131,7 +148,7 @@ def test_no_variables(changed):
     shutil.rmtree(changed / "variables")
     with pytest.raises(FileNotFoundError):
         read_saved_model(changed, LIMIT)
-    with pytest.raises(UserError, match=r"not a SavedModel that `export` wrote: .*No such file"):
+    with pytest.raises(UserError, match=r"`export` or tf_keras wrote: .*No such file"):
         build_model(SMALL.replace(initial_weights=str(changed)))
 
 
@@ -176,7 +193,7 @@ def test_class_name_that_is_no_text(changed):
         labels_constant(graph).attr["value"].tensor.string_val[0] = b"\xff"
 
     change_graph(changed, change)
-    with pytest.raises(UserError, match="is not a SavedModel that `export` wrote"):
+    with pytest.raises(UserError, match="is not a SavedModel that `export` or tf_keras wrote"):
         build_model(SMALL.replace(initial_weights=str(changed)))
 
 
