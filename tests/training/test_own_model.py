@@ -448,6 +448,16 @@ def test_momentum_and_epsilon_of_batch_norms(config, make, capsys):
     assert f"{count} epsilon 0.5, as batch_norm_epsilon says" in told
 
 
+def test_a_model_gets_the_epsilon_of_its_trained_weights(config, tmp_path):
+    given = with_batch_norms(10, (8, 8, 3))
+    config = config.replace(
+        model="custom", batch_norm_epsilon=0.5, duration="1 steps", model_dir=str(tmp_path / "run")
+    )
+    train(config, model=given)
+    norms = [o for o in layers_in(given) if isinstance(o, keras.layers.BatchNormalization)]
+    assert {(norm.epsilon, norm.momentum) for norm in norms} == {(0.5, 0.7), (0.5, 0.99)}
+
+
 def test_batch_norms_that_cannot_be_replaced(config, capsys):
     build_model(config, model=of_a_subclass)
     told = capsys.readouterr().err

@@ -167,11 +167,7 @@ def _build_custom(
             "with imagenet_fast.layers.GhostBatchNormalization or GroupedBatchNormalization, or "
             "leave the option out"
         )
-    defaults = Config()
-    for name in ("momentum", "epsilon"):
-        value = getattr(config, f"batch_norm_{name}")
-        if value != getattr(defaults, f"batch_norm_{name}"):
-            set_batch_norms(network, name, value)
+    set_named_batch_norms(config, network)
     half = layers_in_float16(network)
     if half and config.precision != "mixed_float16":
         warn_once(
@@ -194,6 +190,15 @@ def _build_custom(
             f"normalized pixels: {_FOR_BYTES}, or leave out the layer"
         )
     return network
+
+
+def set_named_batch_norms(config: Config, network: keras.Model) -> None:
+    """Gives batch norms of a user's network the momentum and epsilon that are not the defaults."""
+    defaults = Config()
+    for name in ("momentum", "epsilon"):
+        value = getattr(config, f"batch_norm_{name}")
+        if value != getattr(defaults, f"batch_norm_{name}"):
+            set_batch_norms(network, name, value)
 
 
 def _check_dtypes(config: Config, network: keras.Model) -> None:
