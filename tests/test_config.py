@@ -298,7 +298,7 @@ def test_networks_of_the_user():
         Config(model="my_module.build")
 
 
-@pytest.mark.parametrize("name", ["initial_weights", "batch_norm_momentum", "zero_gamma"])
+@pytest.mark.parametrize("name", ["initial_weights", "conv_init", "zero_gamma"])
 def test_users_networks_do_not_get_the_options_of_the_packages(name):
     changed = Config(model="resnet50", **{name: OTHER[name]})
     assert getattr(changed.replace(model="mine:build"), name) == getattr(Config(), name)

@@ -60,6 +60,8 @@ class _Optimizer(keras.optimizers.Optimizer):
 
 
 Optimizer: Any = _Optimizer if KERAS_2 else keras.optimizers.Optimizer
+# Of symbolic calls of networks, which Keras 2 would then not train.
+NOT_TRAINING: dict[str, Any] = {} if KERAS_2 else {"training": False}
 new_variable = getattr(keras, "Variable", tf.Variable)
 
 

@@ -1,4 +1,4 @@
-"""Checks that Keras is one for this TensorFlow, and that TensorFlow is its backend."""
+"""Checks that Keras is one for this TensorFlow, its backend, and that images have channels last."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def choose_backend() -> None:
 
 
 def check_keras() -> None:
-    """Imports Keras, after TensorFlow, and checks its version and backend.
+    """Imports Keras, after TensorFlow, and checks its version, backend and layout of images.
 
     Raises:
-      UserError: if Keras is not for this TensorFlow, or has another backend.
+      UserError: if Keras is not for this TensorFlow, or has another backend or layout.
     """
     import tensorflow as tf
 
@@ -48,6 +48,13 @@ def check_keras() -> None:
             f"pip install {advice}"
         )
     _require_tensorflow(keras.backend.backend())
+    layout = keras.backend.image_data_format()
+    if layout != "channels_last":
+        raise UserError(
+            f"image_data_format of Keras is {layout}, but images here have channels last; write "
+            "channels_last into ~/.keras/keras.json, or call "
+            "keras.backend.set_image_data_format('channels_last') before"
+        )
 
 
 def is_tf_keras(kind: type) -> bool:

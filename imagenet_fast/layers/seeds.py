@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -10,6 +12,11 @@ import tensorflow as tf
 
 from imagenet_fast.base.keras_2 import KERAS_2, layers_in, per_replica_variable
 from imagenet_fast.layers import micro_batch
+
+if not KERAS_2:
+    from keras.src.backend.common import global_state
+
+_GLOBAL_GENERATOR = "global_seed_generator"
 
 
 def next_seed(state: Any, owner: Any) -> tf.Tensor:
@@ -72,6 +79,50 @@ def draw_by_replica(network: keras.layers.Layer, again: bool = False) -> None:
             dtype="uint32",
         )
         generator.next = functools.partial(_next_of, generator)
+
+
+class UnseededDraws:
+    """What random operations of Keras 3 draw that have no seed, as those of ConvNeXt's layers.
+
+    Keras has a global generator for them, which no checkpoint has. Here they are a function of the
+    step, the replica, and the number of draws before in the step. Made in the strategy's scope.
+
+    Args:
+      key: of the run.
+    """
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+        # No weight: it begins anew in each step.
+        self._state = tf.Variable(
+            tf.zeros([2], tf.int64),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            name="unseeded_draws",
+        )
+
+    @contextlib.contextmanager
+    def of_step(self, step: Any) -> Iterator[None]:
+        """Inside, operations without a seed draw so; to be called in each replica.
+
+        Args:
+          step: number of the step.
+        """
+        start = tf.constant([self._key, 0], tf.int64)
+        step = tf.cast(tf.convert_to_tensor(step), tf.int64)
+        self._state.assign(tf.random.experimental.stateless_fold_in(start, step))
+        before = global_state.get_global_attribute(_GLOBAL_GENERATOR)
+        global_state.set_global_attribute(_GLOBAL_GENERATOR, self)
+        try:
+            yield
+        finally:
+            global_state.set_global_attribute(_GLOBAL_GENERATOR, before)
+
+    def next(self, ordered: bool = True) -> tf.Tensor:
+        """Returns a seed, as the ``next`` of Keras' generators."""
+        del ordered  # draws are alike
+        return tf.cast(next_seed(self._state, self), tf.uint32)
 
 
 def _next_of(generator: Any, ordered: bool = True) -> tf.Tensor:

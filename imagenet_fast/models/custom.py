@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, first_line, nearest
-from imagenet_fast.base.keras_2 import layers_in, tensorflow_variables
+from imagenet_fast.base.keras_2 import NOT_TRAINING, layers_in, tensorflow_variables
 from imagenet_fast.base.keras_check import is_tf_keras
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.layers import BatchNormalization
@@ -99,11 +99,6 @@ def build_custom(
     last = last_layer(network)
     if last is not None and getattr(last, "activation", None) is keras.activations.softmax:
         last.activation = keras.activations.linear
-    if last is not None and getattr(last, "activation", None) is keras.activations.sigmoid:
-        warn_once(
-            f"{described} ends in a sigmoid, whose outputs the loss takes as logits: leave it "
-            "out, unless that is intended"
-        )
     _check_outputs(network, described, num_classes, image_shape)
     return network
 
@@ -120,6 +115,31 @@ def keras_batch_norms(network: keras.Model) -> list[keras.layers.BatchNormalizat
     """Returns a network's batch norms that are not this package's."""
     norms = [own for own in layers_in(network) if isinstance(own, keras.layers.BatchNormalization)]
     return [norm for norm in norms if not isinstance(norm, BatchNormalization)]
+
+
+def set_batch_norms(network: keras.Model, name: str, value: float) -> None:
+    """Gives all batch norms of a network another momentum or epsilon, and tells which they had.
+
+    Args:
+        network: of the user; those in other layers, and of classes of their own, count.
+        name: ``momentum`` or ``epsilon``.
+        value: of it.
+    """
+    norms = [own for own in layers_in(network) if isinstance(own, keras.layers.BatchNormalization)]
+    before = sorted({getattr(norm, name) for norm in norms} - {value})
+    if not before:
+        return
+    for norm in norms:
+        setattr(norm, name, value)
+    warn_once(
+        f"model {network.name}: batch norms ({len(norms)}) get {name} {value:g}, as "
+        f"batch_norm_{name} says, in place of {' and '.join(f'{own:g}' for own in before)}"
+    )
+
+
+def layers_in_float16(network: keras.Model) -> list[keras.layers.Layer]:
+    """Returns the layers of a network that compute in float16, in which gradients underflow."""
+    return [own for own in layers_in(network) if own.compute_dtype == "float16"]
 
 
 def use_restored_statistics(network: keras.Model) -> None:
@@ -208,10 +228,12 @@ def _with_batch_norms(
         return network
     try:
         copy = copy_model(network, image_shape, lambda layer: _replaced(layer, batch_norm))
-    except UserError:
+    except UserError as error:
+        cause = error.__cause__
+        reason = f" ({first_line(cause)})" if isinstance(cause, Exception) else ""
         warn_once(
-            f"{described} keeps Keras' batch norms ({len(own)}), because Keras cannot copy it: "
-            f"{_MAKE_OURS}"
+            f"{described} keeps Keras' batch norms ({len(own)}), because Keras cannot copy it"
+            f"{reason}: {_MAKE_OURS}"
         )
         return network
     if network.built:
@@ -262,7 +284,7 @@ def _check_outputs(
     """Builds a network, and checks that it takes images and returns logits."""
     try:
         if not network.built:
-            network(keras.Input(image_shape))
+            network(keras.Input(image_shape), **NOT_TRAINING)
         traced = tf.function(lambda images: network(images, training=False), autograph=False)
         concrete = traced.get_concrete_function(tf.TensorSpec((None, *image_shape)))
         graph = concrete.graph
@@ -287,6 +309,11 @@ def _check_outputs(
         raise UserError(
             f"{described} returns probabilities, but must return logits: leave out the softmax at "
             "its end; predictions and exported models have it"
+        )
+    if operation.type == "Sigmoid":
+        warn_once(
+            f"{described} ends in a sigmoid, whose outputs the loss takes as logits: leave it "
+            "out, unless that is intended"
         )
 
 

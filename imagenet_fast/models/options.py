@@ -245,17 +245,17 @@ class ModelOptions(SharedOptions):
     )
     batch_norm_momentum: float = option(
         0.9,
-        "decay factor of batch norm's moving averages",
+        "decay factor of batch norm's moving averages; your own model keeps that of its layers, "
+        "unless this is another value than the default",
         group="model",
         check=BELOW_ONE,
-        only_if=_PACKAGED,
     )
     batch_norm_epsilon: float = option(
         1e-5,
-        "added to the variance in batch norm",
+        "added to the variance in batch norm; your own model keeps that of its layers, unless this "
+        "is another value than the default",
         group="model",
         check=POSITIVE,
-        only_if=_PACKAGED,
         in_evaluation=True,
     )
     batch_norm_scale: bool = option(

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.keras_2 import name_of, tensorflow_variables
+from imagenet_fast.base.keras_2 import NOT_TRAINING, name_of, tensorflow_variables
 from imagenet_fast.config import Config
 from imagenet_fast.data import decode, headers
 from imagenet_fast.data.options import DataOptions
@@ -116,7 +116,7 @@ class ServingModule(tf.Module):
         if head is not None:
             network = keras.Model(network.inputs, [*network.outputs, head.input])
         normalized = model.get_layer("normalize")(model.input)
-        whole = keras.Model(model.inputs, network(normalized))
+        whole = keras.Model(model.inputs, network(normalized, **NOT_TRAINING))
         # In a lambda: a SavedModel holds functions of every layer of a Keras model in an attribute.
         self._network = lambda pixels: mean_over_views(
             lambda view: whole(view, training=False), pixels, model.views

@@ -17,6 +17,7 @@ from imagenet_fast.distribute.consistency import check_same_options
 from imagenet_fast.distribute.strategy import check_gpus_are_used
 from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import CustomModel
+from imagenet_fast.training.build.network import set_named_batch_norms
 from imagenet_fast.training.checkpoints.checkpoint import Checkpoints, restore_weights
 from imagenet_fast.training.checkpoints.model_dir import (
     alone_in,
@@ -302,3 +303,4 @@ def _copy_weights(config: Config, trained: Classifier, model: keras.Model) -> No
     if not model.built:
         model.build((None, *trained.input_shape[1:]))
     model.set_weights(weights)
+    set_named_batch_norms(config, model)  # with which the weights were trained

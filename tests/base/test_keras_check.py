@@ -24,6 +24,7 @@ import json, os
 __version__ = "{}"
 class backend:
     backend = staticmethod(lambda: os.environ["KERAS_BACKEND"])
+    image_data_format = staticmethod(lambda: "channels_last")
 """
 
 
@@ -92,4 +93,14 @@ def test_runs_of_python_programs_check_the_backend(monkeypatch):
 
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     with pytest.raises(UserError, match=r"^the backend of Keras is jax"):
+        build_model(Config(synthetic=True, num_classes=2))
+
+
+def test_images_have_channels_last(monkeypatch):
+    import keras
+
+    from imagenet_fast import Config, UserError, build_model
+
+    monkeypatch.setattr(keras.backend, "image_data_format", lambda: "channels_first")
+    with pytest.raises(UserError, match=r"^image_data_format of Keras is channels_first, but"):
         build_model(Config(synthetic=True, num_classes=2))

@@ -73,9 +73,18 @@ class Subclassed(keras.Model):
         return self.out(self.hidden(self.flatten(images)))
 
 
+class Unseeded(keras.layers.Layer):
+    """Draws from Keras' global generator, as ConvNeXt's stochastic depth does."""
+
+    def call(self, values, training=None):
+        if training and not KERAS_2:
+            values += 0.1 * keras.random.normal(keras.ops.shape(values))
+        return values
+
+
 def random(num_classes, image_shape):
-    """With a layer that draws random numbers."""
-    dropped = keras.layers.Dropout(0.5)
+    """With layers that draw random numbers."""
+    dropped = keras.Sequential([Unseeded(), keras.layers.Dropout(0.5)])
     layers = [keras.layers.Flatten(), keras.layers.Dense(8, "relu"), dropped]
     return keras.Sequential([keras.Input(image_shape), *layers, keras.layers.Dense(num_classes)])
 
@@ -183,7 +192,7 @@ def ready(run):
 def weights(model_dir):
     reader = tf.train.load_checkpoint(str(pathlib.Path(model_dir, "checkpoints")))
     names = reader.get_variable_to_shape_map()
-    return {name: reader.get_tensor(name) for name in names if name.startswith("model/")}
+    return {name: reader.get_tensor(name) for name in names if name.startswith("weights/")}
 
 
 @pytest.mark.long
@@ -193,7 +202,7 @@ def test_resumed_to_the_bit(run, tmp_path):
     for callbacks in ([Stop()], []):
         train(config, model=lambda *sizes: random(*sizes), callbacks=callbacks)
     found, expected = weights(config.model_dir), weights(run.model_dir)
-    assert found.keys() == expected.keys()
+    assert found.keys() == expected.keys() and expected
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
@@ -225,6 +234,7 @@ def test_a_model_gets_the_best_weights_that_are_kept(config, tmp_path, capsys):
     )
     model = sequential(10, (8, 8, 3))
     model.build((None, 8, 8, 3))
+    model.set_weights([np.zeros_like(own) for own in model.get_weights()])
     summary = train(config, model=model)
     assert (summary["best_step"], summary["steps"]) == (2, STEPS)
     best = build_model(config, model=sequential)
@@ -392,6 +402,12 @@ def of_a_subclass(num_classes, image_shape):
     return keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(num_classes)])
 
 
+def of_all_replicas(num_classes, image_shape):
+    norm = keras.layers.BatchNormalization(synchronized=True)
+    layers = [keras.Input(image_shape), norm, keras.layers.Flatten()]
+    return keras.Sequential([*layers, keras.layers.Dense(num_classes)])
+
+
 @pytest.mark.parametrize("given", [False, True])
 def test_batch_norms_are_replaced(config, given, capsys):
     """By ones with the same configuration, weights and results."""
@@ -418,6 +434,31 @@ def test_batch_norms_stay_if_that_is_wished(config, capsys):
     assert "batch norms" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("make", [with_batch_norms, InASubclass, of_a_subclass])
+def test_momentum_and_epsilon_of_batch_norms(config, make, capsys):
+    config = config.replace(model="custom")
+    build_model(config, model=lambda *sizes: make(*sizes))
+    assert "batch_norm_momentum" not in capsys.readouterr().err
+    other = config.replace(batch_norm_momentum=0.25, batch_norm_epsilon=0.5)
+    model = build_model(other, model=lambda *sizes: make(*sizes))
+    norms = [o for o in layers_in(model) if isinstance(o, keras.layers.BatchNormalization)]
+    assert {(norm.momentum, norm.epsilon) for norm in norms} == {(0.25, 0.5)}
+    told, former = capsys.readouterr().err, "0.7 and 0.99" if make is with_batch_norms else "0.99"
+    count = f"batch norms ({len(norms)}) get"
+    assert f"{count} momentum 0.25, as batch_norm_momentum says, in place of {former}\n" in told
+    assert f"{count} epsilon 0.5, as batch_norm_epsilon says" in told
+
+
+def test_a_model_gets_the_epsilon_of_its_trained_weights(config, tmp_path):
+    given = with_batch_norms(10, (8, 8, 3))
+    config = config.replace(
+        model="custom", batch_norm_epsilon=0.5, duration="1 steps", model_dir=str(tmp_path / "run")
+    )
+    train(config, model=given)
+    norms = [o for o in layers_in(given) if isinstance(o, keras.layers.BatchNormalization)]
+    assert {(norm.epsilon, norm.momentum) for norm in norms} == {(0.5, 0.7), (0.5, 0.99)}
+
+
 def test_batch_norms_that_cannot_be_replaced(config, capsys):
     build_model(config, model=of_a_subclass)
     told = capsys.readouterr().err
@@ -431,6 +472,9 @@ def test_batch_norms_that_cannot_be_replaced(config, capsys):
     ghosts = config.replace(model="custom", batch_norm_batch_size=8)
     with pytest.raises(UserError, match="batch_norm_batch_size=8 does not reach 1 batch norms of"):
         build_model(ghosts, model=of_a_subclass)
+    with pytest.raises(UserError, match="does not reach 1 batch norms"):
+        build_model(ghosts, model=of_all_replicas)
+    assert "Keras cannot copy it (GhostBatchNorm" in capsys.readouterr().err
 
 
 def test_ghost_batch_norm(config):
@@ -519,6 +563,60 @@ def test_refused(model, message):
         build_custom("custom", model, 10, (8, 8, 3))
 
 
+@pytest.mark.skipif(KERAS_2, reason="Keras 2 returns a tensor")
+def test_a_list_of_one_output(config):
+    def make(num_classes, image_shape):
+        made = functional(num_classes, image_shape)
+        return keras.Model(made.inputs, [made.output])
+
+    model = build_model(config, model=make)
+    assert model(np.zeros((2, 8, 8, 3), "uint8")).shape == (2, 10)
+
+
+class Required(Subclassed):
+    """As Keras' ``fit`` takes it, but not a call without ``training``."""
+
+    def call(self, images, training):
+        factor = 2.0 if training else 1.0
+        return factor * super().call(images)
+
+
+def test_a_model_whose_call_needs_training(config, tmp_path):
+    model = build_model(config, model=Required)
+    images = np.full((2, 8, 8, 3), 9, "uint8")
+    logits = model(images, training=False).numpy()
+    np.testing.assert_allclose(model(images, training=True), 2 * logits, rtol=1e-6)
+    loaded = tf.saved_model.load(export(model, tmp_path / "saved"))
+    exported = loaded.signatures["pixels"](pixels=tf.constant(images))["probabilities"]
+    np.testing.assert_allclose(exported, tf.nn.softmax(logits), atol=1e-6)
+
+
+def half_precision(num_classes, image_shape):
+    made = functional(num_classes, image_shape)
+    last = keras.layers.Dense(num_classes, dtype="mixed_float16", name="half")
+    return keras.Model(made.inputs, last(made.output), name="mixed")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_weights_of_other_dtypes_are_for_one_device_without_accumulation(config, dtype):
+    def make(num_classes, image_shape):
+        made = functional(num_classes, image_shape)
+        last = keras.layers.Dense(num_classes, dtype=dtype, name="last")
+        return keras.Model(made.inputs, last(made.output))
+
+    assert build_model(config, model=make)
+    with pytest.raises(UserError, match=f"has weights in {dtype}, such as last/kernel, whose grad"):
+        build_model(config.replace(accumulation_steps=2), model=make)
+
+
+def test_layers_in_float16_without_a_loss_scale_get_a_warning(config, capsys):
+    build_model(config, model=half_precision)
+    expected = "model mixed has layers in float16, such as half, but precision=float32 does not"
+    assert expected in capsys.readouterr().err
+    build_model(config.replace(precision="mixed_float16"), model=half_precision)
+    assert "in float16" not in capsys.readouterr().err
+
+
 def test_a_sigmoid_at_the_end_gets_a_warning(capsys):
     def model(activation):
         flat = keras.layers.Flatten()
@@ -528,6 +626,9 @@ def test_a_sigmoid_at_the_end_gets_a_warning(capsys):
     assert "model ends in a sigmoid, whose outputs the loss takes as" in capsys.readouterr().err
     build_custom("custom", lambda *_: model("softmax"), 10, (8, 8, 3))
     assert "ends in" not in capsys.readouterr().err
+    inside = [keras.Input((8, 8, 3)), model("sigmoid")]
+    build_custom("custom:inside", lambda *_: keras.Sequential(inside), 10, (8, 8, 3))
+    assert "inside ends in a sigmoid" in capsys.readouterr().err
 
 
 def test_layers_that_an_inner_model_shares():

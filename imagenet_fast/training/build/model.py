@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import KERAS_2, NOT_TRAINING
 from imagenet_fast.base.notices import say, warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.shared_options import SharedOptions
@@ -25,6 +26,7 @@ from imagenet_fast.distribute.strategy import (
 )
 from imagenet_fast.distribute.tpu import is_tpu
 from imagenet_fast.layers import PixelNormalization
+from imagenet_fast.layers.seeds import UnseededDraws
 from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.models.options import is_custom
@@ -272,7 +274,8 @@ def build_classifier(
             freeze(network, config.freeze_through)
         pixels = keras.Input(shape, dtype="uint8", name="pixels")
         normalize = PixelNormalization(config.pixel_mean, config.pixel_std, name="normalize")
-        logits = network(normalize(pixels))
+        # Keras returns a list if a network of the user has one of a single output.
+        (logits,) = tf.nest.flatten(network(normalize(pixels), **NOT_TRAINING))
         if logits.dtype != tf.float32:  # of a network of the user
             logits = keras.layers.Activation("linear", dtype="float32", name="float32")(logits)
         model = Classifier(
@@ -286,6 +289,7 @@ def build_classifier(
             views=config.test_time_augmentation,
             views_fraction=config.tta_fraction,
             xla=config.xla,
+            unseeded_draws=_unseeded_draws(config),
             config=config,
             labels=labels,
             custom=custom,
@@ -341,6 +345,13 @@ def _all_reduce(options: ClusterOptions, fusion: Fusion, name: str, place: int =
         name=name,
         place=place,
     )
+
+
+def _unseeded_draws(config: Config) -> UnseededDraws | None:
+    """Returns what a network of the user may need."""
+    if KERAS_2 or not is_custom(config.model) or config.pipeline_stages > 1:
+        return None
+    return UnseededDraws(config.seed)
 
 
 def _mixer(options: DataOptions) -> Mixer | None:

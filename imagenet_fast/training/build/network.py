@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import name_of
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size, ghost_batch_size
@@ -26,6 +27,8 @@ from imagenet_fast.models.custom import (
     build_custom,
     expects_bytes,
     keras_batch_norms,
+    layers_in_float16,
+    set_batch_norms,
 )
 from imagenet_fast.models.graph import is_functional
 from imagenet_fast.models.options import is_custom
@@ -164,6 +167,15 @@ def _build_custom(
             "with imagenet_fast.layers.GhostBatchNormalization or GroupedBatchNormalization, or "
             "leave the option out"
         )
+    set_named_batch_norms(config, network)
+    half = layers_in_float16(network)
+    if half and config.precision != "mixed_float16":
+        warn_once(
+            f"model {network.name} has layers in float16, such as {half[0].name}, but "
+            f"precision={config.precision} does not scale the loss, so that their gradients may "
+            "become 0: give --precision=mixed_float16"
+        )
+    _check_dtypes(config, network)
     draw_by_replica(network)
     inputs = network.inputs if is_functional(network) else []
     dtypes = [tf.as_dtype(tensor.dtype) for tensor in inputs]
@@ -178,6 +190,27 @@ def _build_custom(
             f"normalized pixels: {_FOR_BYTES}, or leave out the layer"
         )
     return network
+
+
+def set_named_batch_norms(config: Config, network: keras.Model) -> None:
+    """Gives batch norms of a user's network the momentum and epsilon that are not the defaults."""
+    defaults = Config()
+    for name in ("momentum", "epsilon"):
+        value = getattr(config, f"batch_norm_{name}")
+        if value != getattr(defaults, f"batch_norm_{name}"):
+            set_batch_norms(network, name, value)
+
+
+def _check_dtypes(config: Config, network: keras.Model) -> None:
+    """Checks that gradients can be summed over devices and micro-batches, which is in float32."""
+    odd = [own for own in network.trainable_variables if tf.as_dtype(own.dtype) != tf.float32]
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if odd and (replicas > 1 or config.accumulation_steps > 1):
+        raise UserError(
+            f"model {network.name} has weights in {tf.as_dtype(odd[0].dtype).name}, such as "
+            f"{name_of(odd[0])}, whose gradients can neither be accumulated nor summed over "
+            "devices: make its layers in float32, mixed_bfloat16 or mixed_float16"
+        )
 
 
 def check_pipeline(config: Config) -> None:

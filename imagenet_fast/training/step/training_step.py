@@ -16,6 +16,7 @@ from imagenet_fast.data.on_device import ImagesOnDevice
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.one_call import assign_local, local_values
 from imagenet_fast.distribute.workers import workers_of
+from imagenet_fast.layers.seeds import UnseededDraws
 from imagenet_fast.optimizers.loss_scale import (
     apply_gradients,
     leave_sums_to_the_step,
@@ -72,6 +73,7 @@ class TrainingStep(ReplicatedModel):
       accumulation_steps: micro-batches in each replica's part of a step.
       pipeline: runs the layers from normalized pixels to logits; None: the model itself does.
       xla: whether XLA compiles the step, or as much of it as it can.
+      unseeded_draws: of the network's layers that draw without a seed; None: it has none.
       name: the model's name.
 
     Attributes:
@@ -99,6 +101,7 @@ class TrainingStep(ReplicatedModel):
         accumulation_steps: int = 1,
         pipeline: Pipeline | None = None,
         xla: bool = False,
+        unseeded_draws: UnseededDraws | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(inputs=inputs, outputs=outputs, name=name)
@@ -111,6 +114,7 @@ class TrainingStep(ReplicatedModel):
         self.views_fraction = views_fraction
         self.accumulation_steps = accumulation_steps
         self.pipeline = pipeline
+        self.unseeded_draws = unseeded_draws
         self.steps_per_epoch: int | None = None
         self.training_images: ImagesOnDevice | None = None
         self.validation_images: ImagesOnDevice | None = None
@@ -266,6 +270,12 @@ class TrainingStep(ReplicatedModel):
         Args:
           data: as in :meth:`batch`.
         """
+        if self.unseeded_draws is None:
+            return self._gradients_of_step(data)
+        with self.unseeded_draws.of_step(self.optimizer.iterations):
+            return self._gradients_of_step(data)
+
+    def _gradients_of_step(self, data: Any) -> tuple[Tensors, tf.Tensor]:
         context = tf.distribute.get_replica_context()
         replica = context.replica_id_in_sync_group
         batch, unselected = self.selection.choose(
