@@ -178,7 +178,8 @@ def test_unbiased_variance_with_a_mask():
 @of_keras_3
 @pytest.mark.parametrize("policy", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
-    "make", [GroupedBatchNormalization, lambda **o: GhostBatchNormalization(**o, ghost_batch_size=9)]
+    "make",
+    [GroupedBatchNormalization, lambda **o: GhostBatchNormalization(**o, ghost_batch_size=9)],
 )
 def test_weights_of_half_precision(make, policy):
     """The subclasses, too."""
