@@ -112,9 +112,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     def _correct(self, inputs: Any, update: Any) -> None:
         """Makes Keras' update of the moving variance, by a biased one, that by an unbiased one."""
-        ops = keras.ops
-        entries = ops.size(inputs) // inputs.shape[self.axis]
-        self.moving_variance.assign_add(update / ops.cast(ops.maximum(entries - 1, 1), update.dtype))
+        entries = keras.ops.size(inputs) // inputs.shape[self.axis]
+        others = keras.ops.maximum(entries - 1, 1)
+        self.moving_variance.assign_add(update / keras.ops.cast(others, update.dtype))
 
     def _gamma_and_beta(self, channels: int) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns both in the dtype of the arithmetic: float32, or float64 if they are."""

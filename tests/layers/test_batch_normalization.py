@@ -171,7 +171,7 @@ def test_unbiased_variance_with_a_mask():
     layer = BatchNormalization(unbiased_variance=True)
     mask = tf.ones([2, 3], bool)
     layer(tf.ones([2, 3, 5]), mask=mask)
-    with pytest.raises(UserError, match="^unbiased_variance does not work with masks: leave one"):
+    with pytest.raises(UserError, match=r"^unbiased_variance does not work with masks"):
         layer(tf.ones([2, 3, 5]), mask=mask, training=True)
 
 

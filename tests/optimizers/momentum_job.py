@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast import Config, make_strategy
+from imagenet_fast.base.keras_2 import KERAS_2
 from imagenet_fast.optimizers import LARS, SGD, Muon, PiecewiseLinear
 
 STEPS = 4
@@ -29,6 +30,11 @@ OPTIMIZERS = {
     "lars_rate_outside": lambda: LARS(RATES, eeta=0.1, rate_in_momentum=False, **SHARED),
     "muon": lambda: Muon(RATES, newton_schulz_dtype="float32", **SHARED),
 }
+if not KERAS_2:  # which does not accumulate
+    EVERY_SECOND = {"gradient_accumulation_steps": 2, "ema_overwrite_frequency": 2}
+    OPTIMIZERS["sgd_accumulated"] = lambda: SGD(
+        RATES, use_ema=True, ema_momentum=0.5, **EVERY_SECOND, **SHARED
+    )
 
 
 def problem():
