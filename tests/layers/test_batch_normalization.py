@@ -109,7 +109,8 @@ def test_other_shapes(shape, training):
 
 @of_keras_3
 @pytest.mark.parametrize(
-    ("options", "kernels"), [({}, 1), ({"dtype": "mixed_float16"}, 1), ({"axis": 1}, 0)]
+    ("options", "kernels"),
+    [({}, 1), ({"dtype": "mixed_float16"}, 1), ({"axis": 1}, 0), ({"synchronized": True}, 0)],
 )
 def test_one_kernel_normalizes(options, kernels):
     layer = BatchNormalization(**options)
