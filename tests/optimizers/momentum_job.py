@@ -31,10 +31,17 @@ OPTIMIZERS = {
     "muon": lambda: Muon(RATES, newton_schulz_dtype="float32", **SHARED),
 }
 if not KERAS_2:  # which does not accumulate
-    EVERY_SECOND = {"gradient_accumulation_steps": 2, "ema_overwrite_frequency": 2}
-    OPTIMIZERS["sgd_accumulated"] = lambda: SGD(
-        RATES, use_ema=True, ema_momentum=0.5, **EVERY_SECOND, **SHARED
-    )
+    ACCUMULATED = {
+        **SHARED,
+        "gradient_accumulation_steps": 2,
+        "use_ema": True,
+        "ema_momentum": 0.5,
+        "ema_overwrite_frequency": 2,
+        # By the norm, the sum and the mean would be clipped to the same.
+        "global_clipnorm": None,
+        "clipvalue": 1.0,
+    }
+    OPTIMIZERS["sgd_accumulated"] = lambda: SGD(RATES, **ACCUMULATED)
 
 
 def problem():
