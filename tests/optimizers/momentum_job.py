@@ -13,7 +13,7 @@ from imagenet_fast import Config, make_strategy
 from imagenet_fast.base.keras_2 import KERAS_2
 from imagenet_fast.optimizers import LARS, SGD, Muon, PiecewiseLinear
 
-STEPS = 4
+STEPS = 6
 SHAPES = [(3, 3, 4, 8), (8,), (8, 5), (5,)]
 MASK = [True, False, True, False]
 RATES = PiecewiseLinear([0, 2, 4], [0.1, 0.4, 0.05])
