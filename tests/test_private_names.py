@@ -35,12 +35,18 @@ def example(kind):
         "keras.Sequential": lambda: keras.Sequential([inputs, keras.layers.Dense(1)]),
         "keras.layers.BatchNormalization": keras.layers.BatchNormalization,
         "keras.layers.Layer": keras.layers.Layer,
-        "keras.optimizers.Optimizer": keras.optimizers.SGD,
+        "keras.optimizers.Optimizer": accumulating_optimizer,
         "tf.Variable": lambda: tf.Variable(0.0),
         "tf.distribute.StrategyExtended": lambda: (
             tf.distribute.MirroredStrategy(["CPU:0"]).extended
         ),
     }[kind]()
+
+
+def accumulating_optimizer():
+    optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
+    optimizer.build([keras.Variable(0.0)])
+    return optimizer
 
 
 def find(name):

@@ -6,8 +6,8 @@
 #   tools/test.sh addons [PYTEST-ARGUMENT ...]   TensorFlow 2.15 and Addons: the first case of each
 #                                                test of what differs there
 #   tools/test.sh compile [PYTEST-ARGUMENT ...]  with jax, libtpu and CUDA's compiler: training
-#                                                steps for TPUs and GPUs (-m compile: also the
-#                                                long tests)
+#                                                steps for TPUs and GPUs, and optimizers under
+#                                                Keras' JAX backend (-m compile: also the long tests)
 #   tools/test.sh beam [PYTEST-ARGUMENT ...]     with Apache Beam: prepare --runner=beam
 #   tools/test.sh install                        no tests: installs what the last three need
 set -euo pipefail
@@ -65,7 +65,7 @@ if [ "${1-}" = addons ]; then
 fi
 if [ "${1-}" = compile ]; then
   shift
-  names_tests "$@" || set -- "$@" tests/lab/xla_compile
+  names_tests "$@" || set -- "$@" tests/lab/xla_compile tests/optimizers/test_momentum.py
   # In .venv itself jax would make each import of TensorFlow slower.
   add_environment compile
   # Two at once: one file is about TPUs, the other about GPUs.

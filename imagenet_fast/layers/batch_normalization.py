@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.keras_2 import KERAS_2, per_replica_variable
 
 _AVERAGES = ("moving_mean", "moving_variance")
@@ -18,8 +19,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     It has the configuration, weights and results of ``keras.layers.BatchNormalization``, which
     computes moments and output by separate operations. Here one fused kernel does, forward and
-    backward, for batches of images with the channels last, in float32, float16 and bfloat16; for
-    other inputs, masks, ``renorm`` and ``synchronized``, Keras' way. The arithmetic is float32.
+    backward, for batches of images with the channels last, in float32, float16 and bfloat16, with
+    float32 weights; for other inputs and weights, masks, ``renorm`` and ``synchronized``, Keras'
+    way. The arithmetic is float32.
 
     Under a strategy of several replicas, each keeps moving averages of its own, which costs no
     communication; read from outside of the replicas, they are the mean over the replicas. (Keras'
@@ -30,14 +32,20 @@ class BatchNormalization(keras.layers.BatchNormalization):
     Args:
       axis: axis of the channels.
       unbiased_variance: whether the moving variance is of unbiased variances, with Bessel's
-        correction, as in the papers' code in TensorFlow 1, PyTorch and Caffe2; Keras has biased
-        ones.
+        correction, as in the papers' code in TensorFlow 1, PyTorch and Caffe2; Keras 3 has biased
+        ones. Not with masks, ``renorm`` or ``synchronized``. In Keras 2, it has no effect.
       **kwargs: further options of Keras' layer.
+
+    Raises:
+      UserError: if the moving variance cannot be of unbiased variances.
     """
 
     def __init__(self, axis: int = -1, *, unbiased_variance: bool = False, **kwargs: Any) -> None:
         super().__init__(axis=axis, **kwargs)
         self.unbiased_variance = unbiased_variance
+        for option in ("renorm", "synchronized"):
+            if unbiased_variance and kwargs.get(option):
+                raise UserError(f"unbiased_variance does not work with {option}: leave one out")
 
     def add_weight(self, *args: Any, name: str = "", **kwargs: Any) -> Any:
         """Keras' ``add_weight``; moving averages are for each replica."""
@@ -56,10 +64,18 @@ class BatchNormalization(keras.layers.BatchNormalization):
         self, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None
     ) -> tf.Tensor:
         """Normalizes by the batch's statistics in training, else by the moving averages."""
+        updates = training and self.trainable
         if KERAS_2 or not self._fuses(inputs, mask):
-            return super().call(inputs, training=training, mask=mask)
+            if KERAS_2 or not (self.unbiased_variance and updates):
+                return super().call(inputs, training=training, mask=mask)
+            if mask is not None:
+                raise UserError("unbiased_variance does not work with masks: leave one out")
+            kept = self.momentum * self.moving_variance
+            outputs = super().call(inputs, training=training)
+            self._correct(inputs, self.moving_variance - kept)
+            return outputs
         gamma, beta = self._gamma_and_beta(inputs.shape[-1])
-        if not (training and self.trainable):
+        if not updates:
             return _fused(inputs, gamma, beta, self.epsilon, self._averages())[0]
         # The kernel can update averages, too; XLA's cannot.
         if self.unbiased_variance and not tf.__internal__.get_enclosing_xla_context():
@@ -91,13 +107,21 @@ class BatchNormalization(keras.layers.BatchNormalization):
             and len(inputs.shape) == 4
             and self.axis in (-1, 3)
             and inputs.dtype in ("float32", "float16", "bfloat16")
+            and self.variable_dtype == "float32"
         )
 
+    def _correct(self, inputs: Any, update: Any) -> None:
+        """Makes Keras' update of the moving variance, by a biased one, that by an unbiased one."""
+        entries = keras.ops.size(inputs) // inputs.shape[self.axis]
+        others = keras.ops.maximum(entries - 1, 1)
+        self.moving_variance.assign_add(update / keras.ops.cast(others, update.dtype))
+
     def _gamma_and_beta(self, channels: int) -> tuple[tf.Tensor, tf.Tensor]:
-        dtype = self.variable_dtype
+        """Returns both in the dtype of the arithmetic: float32, or float64 if they are."""
+        dtype = "float64" if self.variable_dtype == "float64" else "float32"
         return (
-            tf.convert_to_tensor(self.gamma) if self.scale else tf.ones([channels], dtype),
-            tf.convert_to_tensor(self.beta) if self.center else tf.zeros([channels], dtype),
+            tf.cast(self.gamma, dtype) if self.scale else tf.ones([channels], dtype),
+            tf.cast(self.beta, dtype) if self.center else tf.zeros([channels], dtype),
         )
 
     def _averages(self) -> tuple[tf.Tensor, tf.Tensor]:
@@ -107,7 +131,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
         """Updates the moving averages by the statistics of a batch."""
         for average, value in zip((self.moving_mean, self.moving_variance), (mean, variance)):
             # Keras' sum of products would round otherwise where both are equal.
-            change = (1 - self.momentum) * (value - tf.convert_to_tensor(average))
+            before = tf.convert_to_tensor(average)
+            change = (1 - self.momentum) * (tf.cast(value, before.dtype) - before)
             average.assign_add(_if_any(inputs, change, tf.zeros_like(change)))
 
 

@@ -15,7 +15,7 @@ from imagenet_fast.distribute.groups import Groups, consecutive
 from imagenet_fast.layers.batch_normalization import BatchNormalization
 
 # Options of Keras' layer that change its statistics, or those of this layer.
-_CONFLICTING = ("synchronized", "fused", "renorm", "virtual_batch_size")
+_CONFLICTING = ("synchronized", "fused", "renorm", "virtual_batch_size", "unbiased_variance")
 
 
 @keras.saving.register_keras_serializable("imagenet_fast")

@@ -168,7 +168,8 @@ class SGD(SumsFirst, Optimizer):
         if end:
             if isinstance(self._learning_rate, Schedule):
                 rate = self._learning_rate(0)
-            left = ops.maximum(end - ops.cast(self.iterations, "int32"), 0)
+            # As Keras' schedules, by gradients even where the optimizer accumulates them.
+            left = ops.maximum(end - ops.cast(self._iterations, "int32"), 0)
             rate = rate * ops.cast(left, rate.dtype) / end  # in PyTorch, *= would change it itself
         return rate if factor == 1 else factor * rate
 

@@ -10,9 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast import Config, make_strategy
+from imagenet_fast.base.keras_2 import KERAS_2
 from imagenet_fast.optimizers import LARS, SGD, Muon, PiecewiseLinear
 
-STEPS = 4
+STEPS = 6
 SHAPES = [(3, 3, 4, 8), (8,), (8, 5), (5,)]
 MASK = [True, False, True, False]
 RATES = PiecewiseLinear([0, 2, 4], [0.1, 0.4, 0.05])
@@ -29,6 +30,18 @@ OPTIMIZERS = {
     "lars_rate_outside": lambda: LARS(RATES, eeta=0.1, rate_in_momentum=False, **SHARED),
     "muon": lambda: Muon(RATES, newton_schulz_dtype="float32", **SHARED),
 }
+if not KERAS_2:  # which does not accumulate
+    ACCUMULATED = {
+        **SHARED,
+        "gradient_accumulation_steps": 2,
+        "use_ema": True,
+        "ema_momentum": 0.5,
+        "ema_overwrite_frequency": 2,
+        # By the norm, the sum and the mean would be clipped to the same.
+        "global_clipnorm": None,
+        "clipvalue": 1.0,
+    }
+    OPTIMIZERS["sgd_accumulated"] = lambda: SGD(RATES, **ACCUMULATED)
 
 
 def problem():

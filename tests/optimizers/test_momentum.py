@@ -1,6 +1,8 @@
 """What all optimizers with momentum share, each by the same steps."""
 
+import importlib.util
 import json
+import os
 import pathlib
 
 import keras
@@ -10,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast import UserError
+from imagenet_fast.base.keras_2 import KERAS_2
 from imagenet_fast.optimizers import LARS, SGD, Muon
 
 EACH = pytest.mark.parametrize("name", job.OPTIMIZERS)
@@ -46,6 +49,42 @@ def test_two_devices(run_python, tmp_path):
     with np.load(out) as found:
         for name, make in job.OPTIMIZERS.items():
             np.testing.assert_allclose(found[name], train(make()), rtol=1e-6, atol=1e-6)
+
+
+OF_ANOTHER_BACKEND = """
+import sys
+
+import keras
+import momentum_job as job
+import numpy as np
+
+results = {}
+for name, make in job.OPTIMIZERS.items():
+    weights, gradients = job.problem()
+    variables = [keras.Variable(weight) for weight in weights]
+    optimizer = make()
+    for grads in gradients:
+        optimizer.apply([keras.ops.convert_to_tensor(g) for g in grads], variables)
+    values = [keras.ops.convert_to_numpy(variable) for variable in variables]
+    results[name] = np.concatenate([value.ravel() for value in values])
+np.savez(sys.argv[1], **results)
+"""
+
+
+@pytest.mark.parametrize("backend", [pytest.param("jax", marks=pytest.mark.compile), "torch"])
+def test_other_backends_of_keras(backend, run_python, tmp_path):
+    """As TensorFlow's kernels."""
+    if KERAS_2 or not importlib.util.find_spec(backend):
+        pytest.skip(f"Keras 3 or {backend} is not installed")
+    folder = pathlib.Path(job.__file__).parent
+    path = f"{folder}:{folder.parents[1]}:{os.environ.get('PYTHONPATH', '')}"
+    environment = {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    run_python(
+        ["-c", OF_ANOTHER_BACKEND, tmp_path / "weights.npz"], environment=environment, fresh=True
+    )
+    with np.load(tmp_path / "weights.npz") as found:
+        for name, make in job.OPTIMIZERS.items():
+            np.testing.assert_allclose(found[name], train(make()), rtol=1e-5, atol=1e-6)
 
 
 @EACH

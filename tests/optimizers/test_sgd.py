@@ -281,6 +281,16 @@ def test_a_rate_that_falls_to_0_sooner(rate):
 # --- Momentum correction (remark 2)
 
 
+@pytest.mark.skipif(KERAS_2, reason="of Keras 3")
+def test_a_rate_that_falls_to_0_sooner_counts_as_schedules():
+    """Accumulated gradients, too."""
+    weights, gradients = problem("float32")
+    fall = PiecewiseLinear([0, 8], [0.5, 0.0])
+    options = {"gradient_accumulation_steps": 2}
+    found = train(SGD(fall, zero_rate_at=[8] * 4, **options), weights, gradients, 6)
+    assert_close(found, train(SGD(fall, **options), weights, gradients, 6), 1e-6)
+
+
 def test_needs_no_momentum_correction():
     """Equation (9) is (10) with the correction, whatever the rate does; without it, it is not."""
     weights, gradients = problem("float64")
