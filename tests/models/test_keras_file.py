@@ -140,7 +140,8 @@ def test_a_file_of_tf_keras(tmp_path):
         [0.0265511, 0.0358547, 0.0176992, -0.0408302, -0.0039292, -0.0127997, -0.0395349],
     ]
     outputs = models.load(path)(images, training=False)
-    np.testing.assert_allclose(outputs, expected, atol=1e-6)
+    # One layer computes in bfloat16, whose products processors round differently.
+    np.testing.assert_allclose(outputs, expected, atol=3e-4)
 
 
 @pytest.mark.skipif(KERAS_2, reason="Keras 3's operations")
