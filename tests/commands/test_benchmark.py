@@ -42,9 +42,17 @@ def test_defaults(calls, capsys, tmp_path, monkeypatch):
     assert (config.model, config.batch_size, config.image_size) == ("resnet50", 16, 224)
     assert config.stride_on_1x1
     assert config.weight_decay == 1e-4
-    assert counts == {"repeats": 10, "warmup": 2, "steps": 1}
+    assert counts == {"network": "", "repeats": 10, "warmup": 2, "steps": 1}
     assert "theirs   0.500 (" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+
+
+def test_a_network_of_keras_applications(calls, tmp_path):
+    flags = ["--network=MobileNetV3Small", "--xla", f"--output_dir={tmp_path}"]
+    assert run(["benchmark", "step", *flags]) == 0
+    ((config, counts),) = calls
+    assert config.xla and counts["network"] == "MobileNetV3Small"
+    assert (tmp_path / "mobilenetv3small_float32_xla.json").exists()
 
 
 def test_flags_and_files(calls, capsys, tmp_path):

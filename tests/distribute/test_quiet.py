@@ -29,6 +29,7 @@ KERAS = """
 __version__ = "3.15.0"
 class backend:
     backend = staticmethod(lambda: "tensorflow")
+    image_data_format = staticmethod(lambda: "channels_last")
 """
 NO_CORE = "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
 
