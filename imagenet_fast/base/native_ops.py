@@ -48,7 +48,8 @@ def load_ops(source: pathlib.Path, *others: pathlib.Path) -> ModuleType:
 def _build(source: pathlib.Path, *others: pathlib.Path) -> pathlib.Path:
     """Returns the path of the compiled library in the cache, after compiling it if necessary."""
     files = (_HEADER, source, *others)
-    flags = [*_FLAGS, *tf.sysconfig.get_link_flags()]
+    # Both of TensorFlow's libraries: its decoders are in the larger one, which links to the other.
+    flags = [*_FLAGS, *tf.sysconfig.get_link_flags(), "-l:libtensorflow_cc.so.2"]
     # The name depends on the platform because machines may share a home directory.
     platform_id = [platform.machine(), platform.system(), tf.__version__, *flags]
     text = b"".join(("\n".join(platform_id).encode(), *(file.read_bytes() for file in files)))
@@ -61,7 +62,9 @@ def _build(source: pathlib.Path, *others: pathlib.Path) -> pathlib.Path:
     # Other processes may compile at the same time; replace() is atomic.
     with tempfile.TemporaryDirectory(dir=folder) as directory:
         output = pathlib.Path(directory, library.name)
-        folders = ["-I", tf.sysconfig.get_include(), "-I", str(_HEADER.parent)]
+        headers = pathlib.Path(tf.sysconfig.get_include())
+        included = [headers, *(headers / "external" / name for name in ("png", "libjpeg_turbo"))]
+        folders = ["-I", str(_HEADER.parent), *(f"-isystem{folder}" for folder in included)]
         units = [str(file) for file in files if file.suffix == ".cc"]
         done = subprocess.run(
             [*compiler, *folders, *units, "-o", str(output), *flags],

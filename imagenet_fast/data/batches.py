@@ -1,27 +1,33 @@
 """Conversion of batches of records to batches of images, with placeholders for unreadable ones.
 
-Examples are parsed, and crop boxes and augmentations drawn, for a whole batch. Each batch's images
-are decoded by one thread; several batches are processed in parallel. If anything in a batch fails,
-that batch is processed again image by image, so handling errors costs other batches nothing.
+Examples are parsed, and crop boxes and augmentations drawn, for a whole batch. Native ops also make
+its images at once; without them, each image goes through TensorFlow's ops. Each batch is made by
+one thread; several batches are made in parallel. If anything in a batch fails, that batch is made
+again image by image, so handling errors costs other batches nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
-from imagenet_fast.data import decode
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.data.augmentation.augment import Changes, augment, draw_changes
 from imagenet_fast.data.augmentation.crop_boxes import evaluation_crop_boxes, training_crop_boxes
 from imagenet_fast.data.augmentation.options import AugmentationOptions
 from imagenet_fast.data.bad_images import BadImages
-from imagenet_fast.data.examples import ENCODED, HEIGHT, JPEG_INDEX, LABEL, WIDTH
+from imagenet_fast.data.decode import decode_crop_and_resize
+from imagenet_fast.data.examples import ENCODED, HEIGHT, LABEL, WIDTH
 from imagenet_fast.data.headers import check_header, image_size
 from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.jpeg.index import cut_jpegs
+from imagenet_fast.data.jpeg.image_ops import make_images, read_examples
+from imagenet_fast.data.shards import load_records
 
 # The label of padding in the last batches of an evaluation.
 PADDING = -1
@@ -32,10 +38,27 @@ _FEATURES = {
     HEIGHT: tf.io.FixedLenFeature([], tf.int64, default_value=0),
     WIDTH: tf.io.FixedLenFeature([], tf.int64, default_value=0),
 }
-_INDEX = {JPEG_INDEX: tf.io.FixedLenFeature([], tf.string, default_value="")}
 
-# How to make each image of a batch: (encoded image, label, crop box, is_cut, changes).
-Plan = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, Changes]
+_warned_of_indexes = threading.Event()
+
+
+class Plan(NamedTuple):
+    """How to make the images of a batch.
+
+    Attributes:
+      encoded: bytes of the image files, string [images]; with native ops, of the records.
+      places: where the image and its index are in each record, int64 [images, 4], as of
+        :class:`~imagenet_fast.data.jpeg.image_ops.Examples`; without native ops [images, 0].
+      labels: classes, int32 [images].
+      boxes: crop boxes, int32 [images, 4].
+      changes: the augmentation of each image, [images, ...].
+    """
+
+    encoded: tf.Tensor
+    places: tf.Tensor
+    labels: tf.Tensor
+    boxes: tf.Tensor
+    changes: Changes
 
 
 def training_batches(
@@ -61,37 +84,23 @@ def training_batches(
       float32 [batch]. The weight is 1, or 0 for unreadable images.
     """
     options = options.part(AugmentationOptions)
-    plan = functools.partial(plan_training, info=info, options=options, warn=in_python)
-    preprocessing = _Preprocessing(
-        "train", info.label_offset, info.num_classes, options, in_python, plan
-    )
+    preprocessing = _Preprocessing(True, info.label_offset, info.num_classes, options, in_python)
     return _batches(order, preprocessing, threads, bad_images)
 
 
 def plan_training(
-    records: tf.Tensor,
-    identities: tf.Tensor,
-    *,
-    info: DatasetInfo,
-    options: AugmentationOptions,
-    careful: tf.Tensor | bool = False,
-    warn: bool = False,
+    records: tf.Tensor, identities: tf.Tensor, info: DatasetInfo, options: AugmentationOptions
 ) -> Plan:
     """Returns the plan for a batch of training records.
 
     Args:
-      records: string [batch].
-      identities: int64 [batch, 3].
+      records: string [images].
+      identities: int64 [images, 3].
       info: the data set.
       options: gives the preprocessing and augmentation.
-      careful: whether to read image sizes from the images instead of the records, a bool scalar.
-      warn: whether to warn of JPEG indexes that do not match, by a Python function.
     """
-    examples, labels = parse_examples(records, info, options)
-    sizes = _sizes(examples, options, careful)
-    boxes = training_crop_boxes(sizes, identities, options)
-    encoded, boxes, is_cut = _cut(examples[ENCODED], examples, boxes, options, warn)
-    return encoded, labels, boxes, is_cut, draw_changes(identities, options)
+    preprocessing = _Preprocessing(True, info.label_offset, info.num_classes, options, True)
+    return preprocessing.plan(records, identities)
 
 
 def evaluation_batches(
@@ -107,37 +116,8 @@ def evaluation_batches(
     The last batch may be smaller.
     """
     options = options.part(AugmentationOptions)
-
-    def plan(records: tf.Tensor, careful: tf.Tensor) -> Plan:
-        examples, labels = parse_examples(records, info, options)
-        # The size comes from the image, as in serving, and not from the record.
-        encoded, sizes = tf.map_fn(
-            lambda image: check_header(image, options.max_pixels),
-            examples[ENCODED],
-            fn_output_signature=(tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.int32)),
-        )
-        boxes = evaluation_crop_boxes(sizes, options)
-        encoded, boxes, is_cut = _cut(encoded, examples, boxes, options, in_python)
-        return encoded, labels, boxes, is_cut, {}
-
-    preprocessing = _Preprocessing(
-        "evaluation", info.label_offset, info.num_classes, options, in_python, plan
-    )
+    preprocessing = _Preprocessing(False, info.label_offset, info.num_classes, options, in_python)
     return _batches(records, preprocessing, threads, bad_images)
-
-
-def _cut(
-    encoded: tf.Tensor,
-    examples: dict[str, tf.Tensor],
-    boxes: tf.Tensor,
-    options: AugmentationOptions,
-    warn: bool,
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns images, crop boxes in them, and which images were cut to the blocks around them."""
-    if not uses_jpeg_index(options):
-        return encoded, boxes, tf.zeros_like(boxes[:, 0], tf.bool)
-    scales = decode.jpeg_ratios(boxes, options)
-    return cut_jpegs(encoded, examples[JPEG_INDEX], boxes, scales, warn)
 
 
 def uses_jpeg_index(options: AugmentationOptions) -> bool:
@@ -145,26 +125,70 @@ def uses_jpeg_index(options: AugmentationOptions) -> bool:
     return options.jpeg_index and options.resize_kernel == "native"
 
 
-def make_image(
-    encoded: tf.Tensor,
-    box: tf.Tensor,
-    is_cut: tf.Tensor,
-    changes: Changes,
-    options: AugmentationOptions,
-) -> tf.Tensor:
-    """Returns a decoded, resized and augmented image, uint8 [image_size, image_size, 3].
+def native_images(
+    plan: Plan, options: AugmentationOptions, warn: bool = False
+) -> tuple[tf.Tensor, Changes]:
+    """Makes the images of a batch with native ops.
 
-    The arguments are one image's part of a ``Plan``.
+    Args:
+      plan: how to make them.
+      options: gives the preprocessing.
+      warn: whether to warn once if indexes do not fit their images. This calls Python, which
+        TensorFlow graphs that run in other processes cannot.
+
+    Returns:
+      uint8 [images, image_size, image_size, 3], and the changes that are left to make.
+    """
+    changes = dict(plan.changes)
+    flipped = _pop_flip(changes)
+    if flipped is None:
+        flipped = tf.zeros_like(plan.labels, tf.bool)
+    images, misfits = make_images(plan.encoded, plan.places, plan.boxes, flipped, options)
+    if warn and uses_jpeg_index(options):
+        tf.cond(
+            tf.reduce_any(misfits),
+            lambda: tf.numpy_function(_warn_of_misfits, [misfits], tf.bool),
+            lambda: True,
+        )
+    return images, changes
+
+
+def make_image(
+    encoded: tf.Tensor, box: tf.Tensor, changes: Changes, options: AugmentationOptions
+) -> tf.Tensor:
+    """Makes an image with TensorFlow's ops.
+
+    Args:
+      encoded: the image's part of a plan without native ops, likewise ``box`` and ``changes``.
+      box: int32 [4].
+      changes: of the image.
+      options: gives the preprocessing.
+
+    Returns:
+      uint8 [image_size, image_size, 3].
     """
     changes = dict(changes)
-    # Flipping while resizing is nearly free, but would come before a shift.
-    flipped = None if "shift" in changes else changes.pop("flip", None)
-    if uses_jpeg_index(options):
-        decoded, inner_box = decode.decode_cut_or_crop(encoded, box, is_cut, options)
-        image = decode.resize(decoded, options, flipped, inner_box)
-    else:
-        image = decode.decode_crop_and_resize(encoded, box, options, flipped)
-    return augment(image, changes, options)
+    flipped = _pop_flip(changes)
+    return augment(decode_crop_and_resize(encoded, box, options, flipped), changes, options)
+
+
+def _pop_flip(changes: Changes) -> tf.Tensor | None:
+    """Takes the flip out of the changes, to flip while resizing, which is nearly free.
+
+    That would come before a shift.
+    """
+    return None if "shift" in changes else changes.pop("flip", None)
+
+
+def _warn_of_misfits(misfits: np.ndarray) -> bool:
+    if not _warned_of_indexes.is_set():
+        _warned_of_indexes.set()
+        warn_once(
+            f"jpeg_index: {misfits.sum()} of the {misfits.size} JPEGs of a batch do not match "
+            "their indexes, as after re-encoding, and are decoded more slowly: replace the indexes "
+            "with `imagenet-fast prepare --add_index`"
+        )
+    return True
 
 
 def unreadable(options: AugmentationOptions, label: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -178,47 +202,132 @@ class _Preprocessing:
     """How batches of images are made; equal ones share their traced functions.
 
     Attributes:
-      split: ``train`` or ``evaluation``.
+      is_training: whether crops and changes are drawn, and sizes are those in the records, if there
+        are any. In evaluation they are those in the images' headers, as in serving.
       label_offset: added to a stored label.
       num_classes: of the data set.
       options: those that affect images; others have their defaults.
       in_python: whether Python can be called.
-      plan: returns the plan of a batch, given what is above.
     """
 
-    split: str
+    is_training: bool
     label_offset: int
     num_classes: int
     options: AugmentationOptions
     in_python: bool
-    plan: Callable[..., Plan] = dataclasses.field(compare=False)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether native ops make the images."""
+        return self.options.resize_kernel == "native"
+
+    def plan(
+        self, records: tf.Tensor, *identities: tf.Tensor, careful: tf.Tensor | bool = False
+    ) -> Plan:
+        """Returns the plan for a batch of records.
+
+        Args:
+          records: string [images].
+          *identities: in training, int64 [images, 3].
+          careful: whether to take all sizes from the images' headers, a bool scalar. Native ops
+            leave reading to TensorFlow's ops then, which also accept unusual records.
+        """
+        if self.is_native:
+            encoded, places, labels, sizes = tf.cond(
+                careful, lambda: self._parse(records, careful), lambda: self._read(records)
+            )
+        else:
+            encoded, places, labels, sizes = self._parse(records, careful)
+        labels = tf.cast(labels + self.label_offset, tf.int32)
+        in_range = tf.logical_and(labels >= 0, labels < self.num_classes)
+        tf.debugging.Assert(tf.reduce_all(in_range), ["label out of range:", labels])
+        if not self.is_training:
+            return Plan(encoded, places, labels, evaluation_crop_boxes(sizes, self.options), {})
+        (keys,) = identities
+        boxes = training_crop_boxes(sizes, keys, self.options)
+        return Plan(encoded, places, labels, boxes, draw_changes(keys, self.options))
+
+    def _read(self, records: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Returns what ``_parse`` does, by a native op."""
+        return tuple(
+            read_examples(
+                records,
+                with_index=uses_jpeg_index(self.options),
+                from_headers=not self.is_training,
+                max_pixels=self.options.max_pixels,
+            )
+        )
+
+    def _parse(self, records: tf.Tensor, careful: tf.Tensor | bool) -> tuple[tf.Tensor, ...]:
+        """Returns a plan's ``encoded`` and ``places``, labels as stored, int64, and sizes."""
+        examples = tf.io.parse_example(records, _FEATURES)
+        if self.is_training:
+            encoded, sizes = examples[ENCODED], self._sizes(examples, careful)
+        else:
+            encoded, sizes = tf.map_fn(
+                lambda image: check_header(image, self.options.max_pixels),
+                examples[ENCODED],
+                fn_output_signature=(tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.int32)),
+            )
+        places = tf.zeros([tf.size(records), 0], tf.int64)
+        if self.is_native:
+            lengths = tf.cast(tf.strings.length(encoded), tf.int64)
+            places = tf.stack([0 * lengths, lengths, 0 * lengths, 0 * lengths], axis=1)
+        return encoded, places, examples[LABEL], sizes
+
+    def _sizes(self, examples: dict[str, tf.Tensor], careful: tf.Tensor | bool) -> tf.Tensor:
+        """Returns images' heights and widths, int32 [images, 2].
+
+        They are from the records, if all have them and ``careful`` is false.
+        """
+        sizes = tf.cast(tf.stack([examples[HEIGHT], examples[WIDTH]], axis=1), tf.int32)
+        use_records = tf.reduce_all(sizes > 0) & tf.logical_not(careful)
+
+        def from_headers() -> tf.Tensor:
+            return tf.map_fn(
+                lambda image: image_size(image, self.options.max_pixels),
+                examples[ENCODED],
+                fn_output_signature=tf.TensorSpec([2], tf.int32),
+            )
+
+        return tf.cond(use_records, lambda: sizes, from_headers)
+
+    def begin(self, *batch: tf.Tensor, careful: tf.Tensor) -> tuple[tuple[Any, ...], tf.Tensor]:
+        """Returns the arguments of :meth:`end` for all images of a batch, and their labels."""
+        plan = self.plan(*batch, careful=careful)
+        if self.is_native:
+            return native_images(plan, self.options, self.in_python), plan.labels
+        return (plan.encoded, plan.boxes, plan.changes), plan.labels
+
+    def end(self, *parts: Any) -> tf.Tensor:
+        """Returns an image, uint8 [image_size, image_size, 3], from its part of :meth:`begin`."""
+        return augment(*parts, self.options) if self.is_native else make_image(*parts, self.options)
 
 
 # Several, because a run has training and evaluation, of perhaps several sizes.
 @functools.lru_cache(maxsize=8)
 def _traced(
     preprocessing: _Preprocessing, signature: tuple[tf.TensorSpec, ...], graph: tf.Graph
-) -> tuple[Callable[..., Plan], Callable[..., tf.Tensor]]:
-    """Returns functions that make a batch's plan and an image, which are traced once.
+) -> tuple[Callable[..., Any], Callable[..., tf.Tensor]]:
+    """Returns :meth:`_Preprocessing.begin` and ``end``, which are traced once.
 
     Args:
       preprocessing: how batches are made.
-      signature: of the arguments of ``preprocessing.plan``, for any number of images; the last is
-        ``careful``.
+      signature: of the arguments of ``begin``, for any number of images; the last is ``careful``.
       graph: TensorFlow's global graph, with which ``keras.backend.clear_session`` forgets the
         Python functions of traced ones.
     """
 
     @functools.partial(tf.function, input_signature=signature, autograph=False)
-    def plan(*batch_and_careful: tf.Tensor) -> Plan:
+    def begin(*batch_and_careful: tf.Tensor) -> tuple[tuple[Any, ...], tf.Tensor]:
         *batch, careful = batch_and_careful
-        return preprocessing.plan(*batch, careful=careful)
+        return preprocessing.begin(*batch, careful=careful)
 
     @functools.partial(tf.function, autograph=False)
-    def image(encoded: tf.Tensor, box: tf.Tensor, is_cut: tf.Tensor, changes: Changes) -> tf.Tensor:
-        return make_image(encoded, box, is_cut, changes, preprocessing.options)
+    def end(*parts: Any) -> tf.Tensor:
+        return preprocessing.end(*parts)
 
-    return plan, image
+    return begin, end
 
 
 def _batches(
@@ -227,24 +336,34 @@ def _batches(
     threads: int,
     bad_images: BadImages | None,
 ) -> tf.data.Dataset:
-    parts = tf.nest.flatten(batches.element_spec)
-    any_number = [tf.TensorSpec([None, *part.shape[1:]], part.dtype) for part in parts]
+    if preprocessing.is_native:
+        # An error of a disk is none of an image.
+        batches = batches.map(
+            lambda records, *others: (load_records(records), *others),
+            num_parallel_calls=threads,
+            deterministic=True,
+        )
+    specs = tf.nest.flatten(batches.element_spec)
+    any_number = [tf.TensorSpec([None, *part.shape[1:]], part.dtype) for part in specs]
     signature = (*any_number, tf.TensorSpec([], tf.bool))
-    plan, make = _traced(preprocessing, signature, tf.compat.v1.get_default_graph())
+    begin, end = _traced(preprocessing, signature, tf.compat.v1.get_default_graph())
 
-    def image(
-        encoded: tf.Tensor, label: tf.Tensor, box: tf.Tensor, is_cut: tf.Tensor, changes: Changes
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        return make(encoded, box, is_cut, changes), label, tf.constant(1.0)
-
-    def images(*batch: tf.Tensor, careful: bool) -> tf.data.Dataset:
-        planned = tf.data.Dataset.from_tensors(batch).map(lambda *b: plan(*b, careful))
-        return planned.flat_map(lambda *p: tf.data.Dataset.from_tensor_slices(p)).map(image)
+    def make(*batch: tf.Tensor, careful: bool) -> tf.data.Dataset:
+        begun = tf.data.Dataset.from_tensors(batch).map(lambda *parts: begin(*parts, careful))
+        parts, _ = begun.element_spec
+        if preprocessing.is_native and not any(parts[1:]):
+            return begun.map(
+                lambda parts, labels: (parts[0], labels, tf.ones_like(labels, tf.float32))
+            )
+        each = begun.unbatch().map(lambda parts, label: (end(*parts), label, tf.constant(1.0)))
+        # drop_remainder, because after an error a batch of the remaining images would follow.
+        return each.batch(tf.shape(batch[0], tf.int64)[0], drop_remainder=True)
 
     def one_by_one(*record: tf.Tensor) -> tf.data.Dataset:
         batch_of_one = (part[tf.newaxis] for part in record)
         placeholder = tf.data.Dataset.from_tensors(record[0]).map(report)
-        return images(*batch_of_one, careful=True).ignore_errors().concatenate(placeholder).take(1)
+        made = make(*batch_of_one, careful=True).unbatch().ignore_errors()
+        return made.concatenate(placeholder).take(1)
 
     def report(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         if bad_images:
@@ -253,51 +372,14 @@ def _batches(
 
     def batch(*records: tf.Tensor) -> tf.data.Dataset:
         size = tf.shape(records[0], tf.int64)[0]
-        # drop_remainder, because after an error a batch of the remaining images would follow.
-        fast = images(*records, careful=False).batch(size, drop_remainder=True).ignore_errors()
         one_at_a_time = tf.data.Dataset.from_tensor_slices(records).flat_map(one_by_one)
+        fast = make(*records, careful=False).ignore_errors()
         return fast.concatenate(one_at_a_time.batch(size)).take(1)
 
     image_batches = batches.interleave(
         batch, cycle_length=threads, num_parallel_calls=threads, deterministic=True
     )
-    size = tf.nest.flatten(batches.element_spec)[0].shape[0]
+    size = specs[0].shape[0]
     return image_batches.map(
         lambda *parts: tuple(tf.ensure_shape(part, [size, *part.shape[1:]]) for part in parts)
-    )
-
-
-def parse_examples(
-    records: tf.Tensor, info: DatasetInfo, options: AugmentationOptions
-) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    """Returns the examples' fields, and their classes, which are checked to be in range.
-
-    JPEG indexes are among the fields if ``options`` use them.
-    """
-    features = {**_FEATURES, **_INDEX} if uses_jpeg_index(options) else _FEATURES
-    examples = tf.io.parse_example(records, features)
-    labels = tf.cast(examples[LABEL] + info.label_offset, tf.int32)
-    in_range = tf.logical_and(labels >= 0, labels < info.num_classes)
-    tf.debugging.Assert(tf.reduce_all(in_range), ["label out of range:", labels])
-    return examples, labels
-
-
-def _sizes(
-    examples: dict[str, tf.Tensor], options: AugmentationOptions, careful: tf.Tensor | bool
-) -> tf.Tensor:
-    """Returns images' heights and widths, int32 [images, 2].
-
-    They are from the records, if all have them and ``careful`` is false.
-    """
-    sizes = tf.cast(tf.stack([examples[HEIGHT], examples[WIDTH]], axis=1), tf.int32)
-    use_records = tf.reduce_all(sizes > 0) & tf.logical_not(careful)
-    return tf.cond(use_records, lambda: sizes, lambda: _header_sizes(examples, options))
-
-
-def _header_sizes(examples: dict[str, tf.Tensor], options: AugmentationOptions) -> tf.Tensor:
-    """Returns images' heights and widths, int32 [images, 2], from the images' headers."""
-    return tf.map_fn(
-        lambda image: image_size(image, options.max_pixels),
-        examples[ENCODED],
-        fn_output_signature=tf.TensorSpec([2], tf.int32),
     )

@@ -357,7 +357,8 @@ def _training_batches(
 
 def _shard_reader(part: SplitPart, options: DataOptions, here: bool) -> ReadShard:
     """Returns the reader of shards for the process that runs a pipeline: this one, or others."""
-    return shard_reader(part.paths, None if here else options.resize_kernel == "native")
+    native = options.resize_kernel == "native"
+    return shard_reader(part.paths, None if here else native, refer=here and native)
 
 
 def _part(

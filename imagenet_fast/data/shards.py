@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import secrets
 from collections.abc import Callable, Iterable
 from types import ModuleType
 
@@ -58,7 +59,7 @@ ReadShard = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.data.Dataset]
 # There is nothing to convert, and AutoGraph's search would take longer than tracing.
 @tf.autograph.experimental.do_not_convert
 def read_shard(
-    path: tf.Tensor, count: tf.Tensor, start: tf.Tensor, *, native: bool
+    path: tf.Tensor, count: tf.Tensor, start: tf.Tensor, *, native: bool, refer: bool = False
 ) -> tf.data.Dataset:
     """Returns exactly ``count`` records of a shard, with a note in place of each lost one.
 
@@ -82,7 +83,13 @@ def read_shard(
         fitting = load_record_op().imagenet_fast_count_fitting(path=path, count=count)
     whole = _until_damage(path, tf.ensure_shape(fitting, []), tf.constant(0, tf.int64))
     rest = tf.data.Dataset.from_tensors((path, count)).flat_map(_from_damage_on)
-    return whole.concatenate(rest).take(count)
+    if not refer:
+        return whole.concatenate(rest).take(count)
+    references = load_record_op().imagenet_fast_refer_to_records(
+        path=path, count=count, **_attributes()
+    )
+    references = tf.data.Dataset.from_tensor_slices(tf.ensure_shape(references, [None]))
+    return references.concatenate(whole).concatenate(rest).take(count)
 
 
 def load_record_op() -> ModuleType:
@@ -94,12 +101,46 @@ def load_record_op() -> ModuleType:
     return load_ops(_SOURCE)
 
 
-def shard_reader(paths: Iterable[str], native: bool | None = None) -> ReadShard:
+def load_records(records: tf.Tensor) -> tf.Tensor:
+    """Reads what :func:`read_shard` referred to.
+
+    Args:
+      records: records and references, string [records].
+
+    Returns:
+      The records, with a note in place of each whose data are damaged, string [records].
+
+    Raises:
+      tf.errors.InternalError: at run time, if a shard cannot be read.
+    """
+    loaded = load_record_op().imagenet_fast_load_records(given=records, **_attributes())
+    return tf.ensure_shape(loaded, records.shape)
+
+
+@functools.cache
+def _attributes() -> dict[str, bytes | str]:
+    """Returns the attributes of the ops on references."""
+    checksum, _, end = _REASONS
+    # No record of a file can start as a reference: it would read what it likes.
+    token = b"\xff reference " + secrets.token_bytes(16)
+    return {
+        "token": token,
+        "lost": LOST,
+        "wrong_checksum": checksum,
+        "too_short": end,
+        "failed": _FAILED,
+    }
+
+
+def shard_reader(
+    paths: Iterable[str], native: bool | None = None, *, refer: bool = False
+) -> ReadShard:
     """Returns :func:`read_shard` for these shards.
 
     Args:
       paths: of the shards. Those in buckets are read without comparing lengths.
       native: whether the process that reads has the native op; None: it is this process.
+      refer: with the native op, whether records may be references.
 
     Raises:
       UserError: if, without the op, a record claims to be larger than its shard by gigabytes.
@@ -109,7 +150,7 @@ def shard_reader(paths: Iterable[str], native: bool | None = None) -> ReadShard:
     if not native:
         for path in filter(is_local, paths):
             _check_lengths(path)
-    return functools.partial(read_shard, native=native)
+    return functools.partial(read_shard, native=native, refer=native and refer)
 
 
 @functools.cache

@@ -13,8 +13,8 @@ from imagenet_fast.data.augmentation.augment import augment, draw_changes
 from imagenet_fast.data.augmentation.crop_boxes import training_crop_boxes
 from imagenet_fast.data.batches import (
     evaluation_batches,
-    make_image,
-    parse_examples,
+    native_images,
+    plan_training,
     training_batches,
     unreadable,
 )
@@ -139,7 +139,7 @@ def test_images_are_traced_once(train, numbered_examples, monkeypatch):
     """For whole batches, for images one by one, and for pipelines with the same images."""
     traced = []
     monkeypatch.setattr(
-        batching, "make_image", lambda *a, **options: traced.append(1) or make_image(*a, **options)
+        batching, "native_images", lambda *a: traced.append(1) or native_images(*a)
     )
     config, few = SHIFTED.replace(image_size=9), numbered_examples[:6]
     images, _, _ = train(few, config, batch_size=3)
@@ -294,8 +294,8 @@ def test_unused_indexes_are_not_even_parsed(numbered_example, unused):
     example = tf.train.Example.FromString(numbered_example(7))
     example.features.feature[JPEG_INDEX].int64_list.value.append(3)  # the wrong type
     options = Config(resize_kernel="native").replace(**unused)
-    fields, labels = parse_examples([example.SerializeToString()], INFO, options)
-    assert JPEG_INDEX not in fields and labels.numpy() == [7]
+    plan = plan_training(tf.constant([example.SerializeToString()]), KEYS, INFO, options)
+    assert plan.labels.numpy() == [7]
 
 
 @pytest.mark.long

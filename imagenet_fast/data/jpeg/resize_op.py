@@ -14,12 +14,14 @@ import tensorflow as tf
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.native_ops import load_ops
 from imagenet_fast.base.notices import warn_once
+from imagenet_fast.data.jpeg.image_ops import load_image_ops
 from imagenet_fast.data.jpeg.index import load_jpeg_ops
 from imagenet_fast.data.pixel_options import PixelOptions
 from imagenet_fast.data.shards import load_record_op
 
 _Options = TypeVar("_Options", bound=PixelOptions)
-_SOURCE = pathlib.Path(__file__).with_suffix(".cc")
+_FOLDER = pathlib.Path(__file__).parent
+_FILES = tuple(_FOLDER / name for name in ("resize_op.cc", "resize.cc", "resize.h"))
 
 
 def with_resize_kernel(options: _Options) -> _Options:
@@ -33,8 +35,9 @@ def with_resize_kernel(options: _Options) -> _Options:
     if options.resize_kernel == "tensorflow":
         return options
     try:
-        load_ops(_SOURCE)
+        load_ops(*_FILES)
         load_jpeg_ops()
+        load_image_ops()
         load_record_op()
     except OSError as error:
         if options.resize_kernel == "native":
@@ -70,7 +73,7 @@ def resize(
     Raises:
       OSError: if the op cannot be compiled or loaded.
     """
-    resized = load_ops(_SOURCE).imagenet_fast_resize(
+    resized = load_ops(*_FILES).imagenet_fast_resize(
         image=image,
         flipped=flipped,
         box=tf.zeros([0], tf.int32) if box is None else box,

@@ -1,0 +1,431 @@
+// TensorFlow ops that read the examples of a batch of records, and make the batch's images.
+//
+// Each works on a whole batch: no tensor, and no element of a dataset, is made for an image. JPEGs and
+// PNGs are decoded by TensorFlow's own functions, so pixels are those of its ops.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "example.h"
+#include "jpeg_index.h"
+#include "native_ops.h"
+#include "resize.h"
+#include "tensorflow/core/lib/jpeg/jpeg_mem.h"
+#include "tensorflow/core/lib/png/png_io.h"
+#include "tensorflow/core/platform/ctstring.h"
+
+namespace {
+
+using jpeg_index::Bytes;
+
+constexpr uint8_t kJpegSignature[] = {0xff, 0xd8, 0xff};
+// The first chunk of every PNG has 13 bytes, which start with the width and the height.
+constexpr uint8_t kPngBegin[] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n', 0, 0, 0, 13,
+                                 'I',  'H', 'D', 'R'};
+constexpr size_t kPngSize = sizeof(kPngBegin) + 8;
+// Those of TensorFlow's op.
+constexpr int64_t kMostPngSide = int64_t{1} << 27, kMostPngPixels = int64_t{1} << 29;
+// Memory that a thread keeps for its next image.
+constexpr size_t kKept = size_t{1} << 25;
+
+constexpr int kBox = 4;
+// Numbers that say where the encoded image and its index are in a record: two places and sizes.
+constexpr int kPlaces = 4;
+
+const TF_TString* Strings(const Tensor& tensor) {
+  return static_cast<const TF_TString*>(TF_TensorData(tensor.get()));
+}
+
+Bytes ToBytes(const TF_TString& text) {
+  return {reinterpret_cast<const uint8_t*>(TF_TString_GetDataPointer(&text)),
+          TF_TString_GetSize(&text)};
+}
+
+template <typename T>
+T* Data(const Tensor& tensor) {
+  return static_cast<T*>(TF_TensorData(tensor.get()));
+}
+
+template <typename T>
+Tensor Allocate(TF_OpKernelContext* context, int index, TF_DataType type,
+                const std::vector<int64_t>& shape, const Status& status) {
+  size_t bytes = sizeof(T);
+  for (const int64_t size : shape) bytes *= size;
+  return Tensor(TF_AllocateOutput(context, index, type, shape.data(), shape.size(), bytes,
+                                  status.get()));
+}
+
+bool IsJpeg(Bytes image) {
+  return image.size >= sizeof(kJpegSignature) &&
+         std::memcmp(image.data, kJpegSignature, sizeof(kJpegSignature)) == 0;
+}
+
+int32_t BigEndian(const uint8_t* bytes) {
+  return static_cast<int32_t>(uint32_t{bytes[0]} << 24 | uint32_t{bytes[1]} << 16 |
+                              uint32_t{bytes[2]} << 8 | uint32_t{bytes[3]});
+}
+
+struct Size {
+  int32_t height, width;
+};
+
+bool Fits(Size size, int64_t most_pixels) {
+  return size.height > 0 && size.width > 0 &&
+         int64_t{size.height} * int64_t{size.width} <= most_pixels;
+}
+
+// Reads an image's size from its header; false if it is not a JPEG or PNG, or too large.
+bool ReadSize(Bytes image, int64_t most_pixels, Size* size, bool* is_cmyk) {
+  *is_cmyk = false;
+  if (IsJpeg(image)) {
+    int width, height, components;
+    if (image.size > INT32_MAX ||
+        !tensorflow::jpeg::GetImageInfo(image.data, static_cast<int>(image.size), &width, &height,
+                                        &components)) {
+      return false;
+    }
+    *size = {height, width};
+    *is_cmyk = components == 4;
+  } else if (image.size >= kPngSize &&
+             std::memcmp(image.data, kPngBegin, sizeof(kPngBegin)) == 0) {
+    const uint8_t* const sides = image.data + sizeof(kPngBegin);
+    *size = {BigEndian(sides + 4), BigEndian(sides)};
+  } else {
+    return false;
+  }
+  return Fits(*size, most_pixels);
+}
+
+// ---- Examples ------------------------------------------------------------------------------------
+
+struct ExamplesKernel {
+  int64_t most_pixels;
+  bool from_headers;
+  bool with_index;
+};
+
+void* CreateExamplesKernel(TF_OpKernelConstruction* construction) {
+  const Status status(TF_NewStatus());
+  auto kernel = std::make_unique<ExamplesKernel>();
+  unsigned char from_headers = 0, with_index = 0;
+  TF_OpKernelConstruction_GetAttrInt64(construction, "max_pixels", &kernel->most_pixels,
+                                       status.get());
+  if (IsOk(status)) {
+    TF_OpKernelConstruction_GetAttrBool(construction, "from_headers", &from_headers, status.get());
+  }
+  if (IsOk(status)) {
+    TF_OpKernelConstruction_GetAttrBool(construction, "with_index", &with_index, status.get());
+  }
+  if (!IsOk(status)) TF_OpKernelConstruction_Failure(construction, status.get());
+  kernel->from_headers = from_headers;
+  kernel->with_index = with_index;
+  return kernel.release();
+}
+
+void ReadExamples(const ExamplesKernel& kernel, TF_OpKernelContext* context, const Status& status) {
+  const Tensor records = Input(context, 0, status);
+  if (!IsOk(status)) return;
+  const int64_t count = TF_TensorElementCount(records.get());
+  if (TF_NumDims(records.get()) != 1) {
+    return TF_SetStatus(status.get(), TF_INVALID_ARGUMENT, "records must be [length]");
+  }
+  const Tensor labels = Allocate<int64_t>(context, 0, TF_INT64, {count}, status);
+  if (!IsOk(status)) return;
+  const Tensor sizes = Allocate<Size>(context, 1, TF_INT32, {count, 2}, status);
+  if (!IsOk(status)) return;
+  const Tensor places = Allocate<int64_t>(context, 2, TF_INT64, {count, kPlaces}, status);
+  if (!IsOk(status)) return;
+  bool told = !kernel.from_headers;
+  for (int64_t i = 0; i < count; ++i) {
+    const Bytes record = ToBytes(Strings(records)[i]);
+    example::Example read;
+    if (!example::Read(record.data, record.size, kernel.with_index, &read)) {
+      return TF_SetStatus(status.get(), TF_INVALID_ARGUMENT,
+                          ("record " + std::to_string(i) + " of the batch has no usual layout").c_str());
+    }
+    Data<int64_t>(labels)[i] = read.label;
+    Data<Size>(sizes)[i] = {static_cast<int32_t>(read.height), static_cast<int32_t>(read.width)};
+    told = told && Data<Size>(sizes)[i].height > 0 && Data<Size>(sizes)[i].width > 0;
+    int64_t* const place = Data<int64_t>(places) + kPlaces * i;
+    place[0] = read.encoded.data ? read.encoded.data - record.data : 0;
+    place[1] = read.encoded.size;
+    place[2] = read.index.data ? read.index.data - record.data : 0;
+    place[3] = read.index.size;
+  }
+  // If one size is missing, all are from headers.
+  for (int64_t i = 0; i < count && !told; ++i) {
+    const int64_t* const place = Data<int64_t>(places) + kPlaces * i;
+    const Bytes image = {ToBytes(Strings(records)[i]).data + place[0],
+                         static_cast<size_t>(place[1])};
+    bool is_cmyk;
+    // Evaluation marks CMYK JPEGs; this op changes no image.
+    if (!ReadSize(image, kernel.most_pixels, Data<Size>(sizes) + i, &is_cmyk) ||
+        (kernel.from_headers && is_cmyk)) {
+      return TF_SetStatus(status.get(), TF_INVALID_ARGUMENT,
+                          ("image " + std::to_string(i) + " of the batch has no usual header").c_str());
+    }
+  }
+}
+
+// ---- Images --------------------------------------------------------------------------------------
+
+struct ImagesKernel {
+  int size;
+  resize::Function* resize;
+  int64_t most_pixels;
+  bool smooth_upsampling;
+  bool fast_dct;
+  bool scaling;
+};
+
+void* CreateImagesKernel(TF_OpKernelConstruction* construction) {
+  const Status status(TF_NewStatus());
+  int64_t size = 0, most_pixels = 0;
+  char method[16] = "";
+  unsigned char antialias = 0, smooth_upsampling = 0, fast_dct = 0, scaling = 0;
+  TF_OpKernelConstruction_GetAttrInt64(construction, "size", &size, status.get());
+  if (IsOk(status)) {
+    TF_OpKernelConstruction_GetAttrInt64(construction, "max_pixels", &most_pixels, status.get());
+  }
+  if (IsOk(status)) {
+    TF_OpKernelConstruction_GetAttrString(construction, "method", method, sizeof(method) - 1,
+                                          status.get());
+  }
+  const struct {
+    const char* name;
+    unsigned char* value;
+  } flags[] = {{"antialias", &antialias},
+               {"smooth_upsampling", &smooth_upsampling},
+               {"fast_dct", &fast_dct},
+               {"scaling", &scaling}};
+  for (const auto& flag : flags) {
+    if (IsOk(status)) {
+      TF_OpKernelConstruction_GetAttrBool(construction, flag.name, flag.value, status.get());
+    }
+  }
+  if (!IsOk(status)) TF_OpKernelConstruction_Failure(construction, status.get());
+  return new ImagesKernel{static_cast<int>(size),      resize::ForMethod(method, antialias),
+                          most_pixels,                 static_cast<bool>(smooth_upsampling),
+                          static_cast<bool>(fast_dct), static_cast<bool>(scaling)};
+}
+
+// Memory that keeps its size from one image to the next, unless that is large.
+class Buffer {
+ public:
+  uint8_t* Get(size_t size) {
+    if (size > size_) {
+      data_.reset();
+      data_.reset(new (std::nothrow) uint8_t[size]);
+      size_ = data_ ? size : 0;
+    }
+    return data_.get();
+  }
+
+  void Release() {
+    if (size_ > kKept) {
+      data_.reset();
+      size_ = 0;
+    }
+  }
+
+ private:
+  std::unique_ptr<uint8_t[]> data_;
+  size_t size_ = 0;
+};
+
+struct Box {
+  int32_t top, left, height, width;
+};
+
+// By how much a JPEG is decoded smaller, so that the crop has at least the wanted size.
+int Ratio(const ImagesKernel& kernel, const Box& box) {
+  if (!kernel.scaling) return 1;
+  const int most = std::min(box.height, box.width) / kernel.size;
+  return most >= 8 ? 8 : most >= 4 ? 4 : most >= 2 ? 2 : 1;
+}
+
+// A box in pixels of an image that is `ratio` times smaller, its edges rounded.
+Box Scaled(const Box& box, int ratio) {
+  const int half = ratio / 2;
+  const int top = (box.top + half) / ratio, left = (box.left + half) / ratio;
+  return {top, left, (box.top + box.height + half) / ratio - top,
+          (box.left + box.width + half) / ratio - left};
+}
+
+bool IsInside(const Box& box, int height, int width) {
+  return box.top >= 0 && box.left >= 0 && box.height > 0 && box.width > 0 &&
+         box.top <= height - box.height && box.left <= width - box.width;
+}
+
+// A decoded image.
+struct Pixels {
+  const uint8_t* data;
+  int height, width;
+};
+
+// Decodes a JPEG, or only a box of it.
+bool DecodeJpeg(const ImagesKernel& kernel, Bytes jpeg, int ratio, const Box* crop, Buffer* buffer,
+                Pixels* pixels) {
+  if (jpeg.size > INT32_MAX) return false;
+  tensorflow::jpeg::UncompressFlags flags;
+  flags.components = resize::kColors;
+  flags.ratio = ratio;
+  flags.fancy_upscaling = kernel.smooth_upsampling;
+  flags.dct_method = kernel.fast_dct ? JDCT_IFAST : JDCT_ISLOW;
+  if (crop) {
+    flags.crop = true;
+    flags.crop_y = crop->top;
+    flags.crop_x = crop->left;
+    flags.crop_height = crop->height;
+    flags.crop_width = crop->width;
+  }
+  const auto allocate = [buffer, pixels](int width, int height, int components) -> uint8_t* {
+    if (components != resize::kColors || width <= 0 || height <= 0) return nullptr;
+    uint8_t* const data = buffer->Get(static_cast<size_t>(width) * height * components);
+    *pixels = {data, height, width};
+    return data;
+  };
+  return tensorflow::jpeg::Uncompress(jpeg.data, static_cast<int>(jpeg.size), flags, nullptr,
+                                      allocate) != nullptr;
+}
+
+bool DecodePng(const ImagesKernel& kernel, Bytes png, Buffer* buffer, Pixels* pixels) {
+  Size size;
+  bool is_cmyk;
+  if (!ReadSize(png, kernel.most_pixels, &size, &is_cmyk)) return false;
+  tensorflow::png::DecodeContext decoder;
+  if (!tensorflow::png::CommonInitDecode(
+          {reinterpret_cast<const char*>(png.data), png.size}, resize::kColors, 8, &decoder)) {
+    return false;
+  }
+  const int64_t height = decoder.height, width = decoder.width;
+  uint8_t* const data = height > 0 && width > 0 && height < kMostPngSide && width < kMostPngSide &&
+                                height * width < kMostPngPixels
+                            ? buffer->Get(height * width * resize::kColors)
+                            : nullptr;
+  if (!data) {
+    tensorflow::png::CommonFreeDecode(&decoder);
+    return false;
+  }
+  *pixels = {data, static_cast<int>(height), static_cast<int>(width)};
+  return tensorflow::png::CommonFinishDecode(data, static_cast<int>(width) * resize::kColors,
+                                             &decoder);
+}
+
+// Decodes a crop of an image, resizes it and flips it. `misfit`: the index is not the image's.
+bool MakeImage(const ImagesKernel& kernel, Bytes image, Bytes index, const Box& box, bool flipped,
+               uint8_t* out, bool* misfit) {
+  static thread_local Buffer cuts, decoded;
+  *misfit = false;
+  if (box.top < 0 || box.left < 0 || box.height < 1 || box.width < 1) return false;
+  Pixels pixels;
+  Box inner = {0, 0, 0, 0};
+  bool ok = false;
+  if (IsJpeg(image)) {
+    const int ratio = Ratio(kernel, box);
+    jpeg_index::Cut cut = {};
+    jpeg_index::Result result = jpeg_index::Result::kUnsupported;
+    if (index.size) {
+      const size_t most = jpeg_index::MostCutBytes(image.size);
+      uint8_t* const to = cuts.Get(most);
+      if (!to) return false;
+      result = jpeg_index::CutWindow(image, index, {box.top, box.left, box.height, box.width},
+                                     ratio, to, most, &cut);
+      *misfit = result == jpeg_index::Result::kBadIndex;
+      if (result == jpeg_index::Result::kOk) {
+        const Box in_cut = {static_cast<int32_t>(box.top - cut.top),
+                            static_cast<int32_t>(box.left - cut.left), box.height, box.width};
+        inner = Scaled(in_cut, ratio);
+        ok = DecodeJpeg(kernel, {to, cut.size}, ratio, nullptr, &decoded, &pixels);
+      }
+    }
+    if (result != jpeg_index::Result::kOk) {
+      const Box crop = Scaled(box, ratio);
+      inner = {0, 0, crop.height, crop.width};
+      ok = DecodeJpeg(kernel, image, ratio, &crop, &decoded, &pixels);
+    }
+  } else {
+    inner = box;
+    ok = DecodePng(kernel, image, &decoded, &pixels);
+  }
+  ok = ok && IsInside(inner, pixels.height, pixels.width);
+  if (ok) {
+    const size_t first = static_cast<size_t>(inner.top) * pixels.width + inner.left;
+    kernel.resize({pixels.data + first * resize::kColors, inner.height, inner.width, pixels.width},
+                  kernel.size, flipped, out);
+  }
+  cuts.Release();
+  decoded.Release();
+  return ok;
+}
+
+void MakeImages(const ImagesKernel& kernel, TF_OpKernelContext* context, const Status& status) {
+  Tensor inputs[4];
+  for (int i = 0; i < 4; ++i) {
+    inputs[i] = Input(context, i, status);
+    if (!IsOk(status)) return;
+  }
+  const auto& [records, places, boxes, flipped] = inputs;
+  const int64_t count = TF_TensorElementCount(records.get());
+  if (TF_NumDims(records.get()) != 1 || TF_TensorElementCount(places.get()) != kPlaces * count ||
+      TF_TensorElementCount(boxes.get()) != kBox * count ||
+      TF_TensorElementCount(flipped.get()) != count) {
+    return TF_SetStatus(status.get(), TF_INVALID_ARGUMENT,
+                        "records and flipped must be of one length, places and boxes [length, 4]");
+  }
+  const Tensor images = Allocate<uint8_t>(
+      context, 0, TF_UINT8, {count, kernel.size, kernel.size, resize::kColors}, status);
+  if (!IsOk(status)) return;
+  const Tensor misfits = Allocate<bool>(context, 1, TF_BOOL, {count}, status);
+  if (!IsOk(status)) return;
+  const size_t bytes = size_t{resize::kColors} * kernel.size * kernel.size;
+  for (int64_t i = 0; i < count; ++i) {
+    const Bytes record = ToBytes(Strings(records)[i]);
+    const int64_t* const place = Data<const int64_t>(places) + kPlaces * i;
+    const auto part = [&](const int64_t* where, Bytes* found) {
+      const uint64_t begin = where[0], size = where[1];
+      *found = {record.data + begin, static_cast<size_t>(size)};
+      return begin <= record.size && size <= record.size - begin;
+    };
+    Bytes image, index;
+    if (!part(place, &image) || !part(place + 2, &index) ||
+        !MakeImage(kernel, image, index, Data<const Box>(boxes)[i], Data<const bool>(flipped)[i],
+                   Data<uint8_t>(images) + bytes * i, Data<bool>(misfits) + i)) {
+      return TF_SetStatus(status.get(), TF_INVALID_ARGUMENT,
+                          ("image " + std::to_string(i) + " of the batch cannot be decoded").c_str());
+    }
+  }
+}
+
+template <typename Kernel, void (*compute)(const Kernel&, TF_OpKernelContext*, const Status&)>
+void Compute(void* kernel, TF_OpKernelContext* context) {
+  const Status status(TF_NewStatus());
+  compute(*static_cast<const Kernel*>(kernel), context, status);
+  if (!IsOk(status)) TF_OpKernelContext_Failure(context, status.get());
+}
+
+template <typename Kernel>
+void Delete(void* kernel) {
+  delete static_cast<Kernel*>(kernel);
+}
+
+__attribute__((constructor)) void Register() {
+  RegisterOp("ImagenetFastReadExamples", {"records: string"},
+             {"labels: int64", "sizes: int32", "places: int64"},
+             {"max_pixels: int >= 1", "from_headers: bool", "with_index: bool"}, UnknownShape, CreateExamplesKernel,
+             Compute<ExamplesKernel, ReadExamples>, Delete<ExamplesKernel>);
+  RegisterOp("ImagenetFastMakeImages",
+             {"records: string", "places: int64", "boxes: int32", "flipped: bool"},
+             {"images: uint8", "misfits: bool"},
+             {"size: int >= 1", "method: {'bilinear', 'bicubic'}", "antialias: bool",
+              "max_pixels: int >= 1", "smooth_upsampling: bool", "fast_dct: bool", "scaling: bool"},
+             UnknownShape, CreateImagesKernel, Compute<ImagesKernel, MakeImages>,
+             Delete<ImagesKernel>);
+}
+
+}  // namespace

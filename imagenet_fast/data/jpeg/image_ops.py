@@ -1,0 +1,126 @@
+"""Native ops that read the examples of a batch of records, and make the batch's images.
+
+Each does a whole batch at once: TensorFlow's datasets pay for every tensor and every element.
+``image_ops.cc`` is compiled at first use, and decodes with TensorFlow's own functions.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from types import ModuleType
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from imagenet_fast.base.native_ops import load_ops
+from imagenet_fast.data.pixel_options import PixelOptions
+
+_FOLDER = pathlib.Path(__file__).parent
+_FILES = tuple(
+    _FOLDER / name
+    for name in (
+        "image_ops.cc",
+        "example.h",
+        "jpeg_index.cc",
+        "jpeg_index.h",
+        "resize.cc",
+        "resize.h",
+    )
+)
+
+
+class Examples(NamedTuple):
+    """What records of a batch say.
+
+    Attributes:
+      records: bytes of the records, string [images].
+      places: where their image and its index are, int64 [images, 4]: begin and size of each.
+      labels: as stored, int64 [images].
+      sizes: heights and widths, int32 [images, 2].
+    """
+
+    records: tf.Tensor
+    places: tf.Tensor
+    labels: tf.Tensor
+    sizes: tf.Tensor
+
+
+def load_image_ops() -> ModuleType:
+    """Returns the ops, after compiling them at the first call.
+
+    Raises:
+      OSError: if they cannot be compiled or loaded; the message gives the reason.
+    """
+    return load_ops(*_FILES)
+
+
+def read_examples(
+    records: tf.Tensor, *, with_index: bool, from_headers: bool, max_pixels: int
+) -> Examples:
+    """Reads records of one image each.
+
+    Args:
+      records: serialized ``tf.train.Example``, string [images].
+      with_index: whether to look for JPEG indexes.
+      from_headers: whether sizes are those of the images' headers; otherwise they are those of the
+        records, or if one record has none, those of all headers.
+      max_pixels: maximum height times width in a header.
+
+    Raises:
+      tf.errors.InvalidArgumentError: at run time, if one has not the usual fields, each once; or
+        with ``from_headers``, if one image is not a JPEG or PNG, too large, or a CMYK JPEG.
+    """
+    labels, sizes, places = load_image_ops().imagenet_fast_read_examples(
+        records=records, with_index=with_index, from_headers=from_headers, max_pixels=max_pixels
+    )
+    (images,) = records.shape
+    return Examples(
+        records,
+        tf.ensure_shape(places, [images, 4]),
+        tf.ensure_shape(labels, [images]),
+        tf.ensure_shape(sizes, [images, 2]),
+    )
+
+
+def make_images(
+    records: tf.Tensor,
+    places: tf.Tensor,
+    boxes: tf.Tensor,
+    flipped: tf.Tensor,
+    options: PixelOptions,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Decodes crops of a batch's images, resizes them, and flips them left to right.
+
+    Pixels are those of ``decode.decode_crop_and_resize``.
+
+    Args:
+      records: of :class:`Examples`.
+      places: likewise.
+      boxes: int32 [images, 4]: top, left, height and width.
+      flipped: whether to flip, bool [images].
+      options: gives ``image_size``, ``resize_method``, ``antialias``, ``max_pixels`` of PNGs, and
+        how to decode JPEGs.
+
+    Returns:
+      uint8 [images, image_size, image_size, 3], and which images' indexes are damaged or of another
+      image, bool [images].
+
+    Raises:
+      tf.errors.InvalidArgumentError: at run time, if one cannot be decoded or lacks its box.
+    """
+    images, misfits = load_image_ops().imagenet_fast_make_images(
+        records=records,
+        places=places,
+        boxes=boxes,
+        flipped=flipped,
+        size=options.image_size,
+        method=options.resize_method,
+        antialias=options.antialias,
+        max_pixels=options.max_pixels,
+        smooth_upsampling=options.jpeg_upsampling == "smooth",
+        fast_dct=options.jpeg_dct == "fast",
+        scaling=options.jpeg_scaling,
+    )
+    (count,) = records.shape
+    size = options.image_size
+    return tf.ensure_shape(images, [count, size, size, 3]), tf.ensure_shape(misfits, [count])
