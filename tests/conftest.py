@@ -91,7 +91,7 @@ def digits(made_once):
 def native_ops():
     """Skips tests of the native ops if there is no compiler for them."""
     from imagenet_fast import Config
-    from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
+    from imagenet_fast.data.jpeg.image_ops import with_resize_kernel
 
     if with_resize_kernel(Config()).resize_kernel != "native":
         pytest.skip("no C++ compiler")

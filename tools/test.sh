@@ -52,7 +52,7 @@ if [ "${1-}" = addons ]; then
   if ! names_tests "$@"; then
     of_addons+=(tests/optimizers/test_addons.py)
     set -- "$@" --first-cases tests/{layers,optimizers} tests/models/test_models.py \
-      tests/data/test_dataset.py tests/data/jpeg/test_resize_op.py \
+      tests/data/test_dataset.py tests/data/jpeg/test_image_ops.py \
       tests/distribute/test_{all_reduce,strategy}.py \
       tests/serving/test_export.py \
       tests/training/{test_train,checkpoints/test_checkpoint,step/test_classifier}.py

@@ -1,6 +1,6 @@
 """Compiles and loads the package's native TensorFlow ops on first use.
 
-Compiling takes about two seconds and needs a C++ compiler: the command in ``CXX``, which may have
+Compiling takes some seconds and needs a C++ compiler: the command in ``CXX``, which may have
 arguments, else ``g++``, ``c++`` or ``clang++``. The library is cached in the user's own folder;
 where there is none, each process compiles it.
 """
@@ -34,7 +34,7 @@ def load_ops(source: pathlib.Path, *others: pathlib.Path) -> ModuleType:
 
     Args:
       source: the C++ file that registers the ops.
-      others: C++ files and headers that it needs, in the same folder.
+      others: C++ files and headers that it needs.
 
     Raises:
       OSError: if the ops cannot be compiled or loaded; the message gives the reason.
@@ -63,8 +63,11 @@ def _build(source: pathlib.Path, *others: pathlib.Path) -> pathlib.Path:
     with tempfile.TemporaryDirectory(dir=folder) as directory:
         output = pathlib.Path(directory, library.name)
         headers = pathlib.Path(tf.sysconfig.get_include())
-        included = [headers, *(headers / "external" / name for name in ("png", "libjpeg_turbo"))]
-        folders = ["-I", str(_HEADER.parent), *(f"-isystem{folder}" for folder in included)]
+        decoders = [headers / "external" / name for name in ("png", "libjpeg_turbo")]
+        folders = [
+            *(f"-I{folder}" for folder in sorted({file.parent for file in files})),
+            *(f"-isystem{folder}" for folder in (headers, *decoders)),
+        ]
         units = [str(file) for file in files if file.suffix == ".cc"]
         done = subprocess.run(
             [*compiler, *folders, *units, "-o", str(output), *flags],

@@ -301,7 +301,8 @@ class _Preprocessing:
 
     def end(self, *parts: Any) -> tf.Tensor:
         """Returns an image, uint8 [image_size, image_size, 3], from its part of :meth:`begin`."""
-        return augment(*parts, self.options) if self.is_native else make_image(*parts, self.options)
+        finish = augment if self.is_native else make_image
+        return finish(*parts, options=self.options)
 
 
 # Several, because a run has training and evaluation, of perhaps several sizes.

@@ -34,9 +34,9 @@ from imagenet_fast.data.cache import (
     read_indices,
     records_from_memory,
 )
-from imagenet_fast.data.decode import resize
+from imagenet_fast.data.decode import decode_crop_and_resize
 from imagenet_fast.data.info import DatasetInfo, read_info
-from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
+from imagenet_fast.data.jpeg.image_ops import make_images, with_resize_kernel
 from imagenet_fast.data.malloc import keep_freed_memory
 from imagenet_fast.data.on_device import ImagesOnDevice, TrainingImages, ValidationImages
 from imagenet_fast.data.options import DataOptions, InputOptions
@@ -379,9 +379,19 @@ def _part(
 
 
 def _trial(path: str, options: DataOptions) -> tf.data.Dataset:
-    """Returns a dataset of one element that needs the files and the op of training batches."""
+    """Returns a dataset of one element that needs the files and the ops of training batches."""
     opened = tf.data.FixedLengthRecordDataset(path, record_bytes=1).take(1)
-    return opened.map(lambda _: resize(tf.zeros([1, 1, 3], tf.uint8), options))
+    png = tf.io.encode_png(tf.zeros([1, 1, 3], tf.uint8)).numpy()
+    places = tf.constant([[0, len(png), 0, 0]], tf.int64)
+
+    def image(_: tf.Tensor) -> tf.Tensor:
+        box = tf.constant([0, 0, 1, 1])
+        if options.resize_kernel != "native":
+            return decode_crop_and_resize(tf.constant(png), box, options)
+        flipped = tf.constant([False])
+        return make_images(tf.constant([png]), places, box[tf.newaxis], flipped, options)[0][0]
+
+    return opened.map(image)
 
 
 def _evaluation_batches(

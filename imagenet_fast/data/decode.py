@@ -1,4 +1,4 @@
-"""Decoding, cropping and resizing of JPEGs and PNGs inside a TensorFlow graph.
+"""Decoding, cropping and resizing of JPEGs and PNGs by TensorFlow's ops.
 
 Of a JPEG only the crop is decoded (``decode_and_crop_jpeg``); PNGs are decoded whole. Greyscale
 images get three equal channels. Resized pixels are rounded to uint8, as by Pillow, which makes the
@@ -16,7 +16,6 @@ import tensorflow as tf
 from imagenet_fast.data.augmentation.augment import flip
 from imagenet_fast.data.augmentation.crop_boxes import evaluation_crop_boxes
 from imagenet_fast.data.headers import check_header, check_scans, is_jpeg
-from imagenet_fast.data.jpeg import resize_op
 from imagenet_fast.data.pixel_options import PixelOptions
 
 _DCT_METHODS = {"accurate": "INTEGER_ACCURATE", "fast": "INTEGER_FAST"}
@@ -34,44 +33,13 @@ def decode_crop_and_resize(
     Args:
       encoded: bytes of the JPEG or PNG, a string scalar.
       box: int32 [4]: top, left, height, width.
-      options: gives ``image_size``, ``resize_method``, ``antialias``, ``resize_kernel`` and how to
-        decode JPEGs.
+      options: gives ``image_size``, ``resize_method``, ``antialias`` and how to decode JPEGs.
       flipped: bool scalar, whether to flip the crop left to right.
 
     Returns:
       uint8 [image_size, image_size, 3].
     """
     return resize(decode_crop(encoded, box, options), options, flipped)
-
-
-def decode_cut_or_crop(
-    encoded: tf.Tensor, box: tf.Tensor, is_cut: tf.Tensor, options: PixelOptions
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Decodes a JPEG that was cut around a crop, or the crop of another image.
-
-    Args:
-      encoded: bytes of the image, a string scalar, as
-        :func:`~imagenet_fast.data.jpeg.index.cut_jpegs` returns it.
-      box: int32 [4], likewise.
-      is_cut: bool scalar, likewise.
-      options: says how to decode JPEGs.
-
-    Returns:
-      uint8 [height, width, 3], and the box of the crop in it, int32 [4], or [0] if it is the crop.
-      To copy the crop out of the cut would take half of the time that the cut saves.
-    """
-
-    def cut() -> tuple[tf.Tensor, tf.Tensor]:
-        def decode_at(ratio: int) -> tuple[tf.Tensor, tf.Tensor]:
-            image = tf.io.decode_jpeg(encoded, ratio=ratio, **_jpeg_arguments(options))
-            return image, _scaled(box, ratio)
-
-        return _at_ratio(decode_at, box, options)
-
-    def crop() -> tuple[tf.Tensor, tf.Tensor]:
-        return decode_crop(encoded, box, options), tf.zeros([0], tf.int32)
-
-    return tf.cond(is_cut, cut, crop)
 
 
 def evaluation_image(encoded: tf.Tensor, options: PixelOptions) -> tf.Tensor:
@@ -98,7 +66,7 @@ def evaluation_image(encoded: tf.Tensor, options: PixelOptions) -> tf.Tensor:
         lambda: _decode_jpeg(check_scans(encoded), box, options),
         lambda: decode_png_on_white(encoded, box),
     )
-    return resize(image, options.replace(resize_kernel="tensorflow"))
+    return resize(image, options)
 
 
 def decode_crop(encoded: tf.Tensor, box: tf.Tensor, options: PixelOptions) -> tf.Tensor:
@@ -169,13 +137,6 @@ def _at_ratio(decode_at: Callable[[int], Any], box: tf.Tensor, options: PixelOpt
     return tf.switch_case(_ratio_number(box, options), branches)
 
 
-def jpeg_ratios(boxes: tf.Tensor, options: PixelOptions) -> tf.Tensor:
-    """Returns by how much JPEGs are decoded smaller, int32 [images], for boxes [images, 4]."""
-    if not options.jpeg_scaling:
-        return tf.ones_like(boxes[:, 0])
-    return tf.gather(_JPEG_RATIOS, _ratio_number(boxes, options))
-
-
 def _ratio_number(boxes: tf.Tensor, options: PixelOptions) -> tf.Tensor:
     """Returns indices of ``_JPEG_RATIOS``, int32 [...], for boxes int32 [..., 4]."""
     max_ratio = tf.reduce_min(boxes[..., 2:], axis=-1, keepdims=True) // options.image_size
@@ -191,34 +152,17 @@ def _scaled(box: tf.Tensor, ratio: int) -> tf.Tensor:
     return tf.concat([first, last - first], 0)
 
 
-def resize(
-    image: tf.Tensor,
-    options: PixelOptions,
-    flipped: tf.Tensor | None = None,
-    box: tf.Tensor | None = None,
-) -> tf.Tensor:
+def resize(image: tf.Tensor, options: PixelOptions, flipped: tf.Tensor | None = None) -> tf.Tensor:
     """Resizes an image to uint8, rounded to the nearest.
 
     Args:
       image: uint8 [height, width, 3].
-      options: gives ``image_size``, ``resize_method``, ``antialias`` and ``resize_kernel``
-        (``auto`` means TensorFlow's here: see :func:`resize_op.with_resize_kernel`).
+      options: gives ``image_size``, ``resize_method`` and ``antialias``.
       flipped: bool scalar, whether to flip the image left to right.
-      box: with ``resize_kernel=native``, the part of the image to take, int32 [4]; None, or int32
-        [0]: all.
 
     Returns:
       uint8 [image_size, image_size, 3].
     """
-    if options.resize_kernel == "native":
-        return resize_op.resize(
-            image,
-            options.image_size,
-            options.resize_method,
-            flipped=False if flipped is None else flipped,
-            antialias=options.antialias,
-            box=box,
-        )
     size = [options.image_size, options.image_size]
     resized = tf.image.resize(
         image, size, method=options.resize_method, antialias=options.antialias

@@ -20,7 +20,7 @@ import tensorflow as tf
 from imagenet_fast.base.addresses import LOOPBACK, check_free, join, own_addresses, unreachable
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import warn_once
-from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
+from imagenet_fast.data.jpeg.image_ops import with_resize_kernel
 from imagenet_fast.data.malloc import keep_freed_memory
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.distribute.reachable import restricted

@@ -72,6 +72,8 @@ def read_shard(
       start: number of records in earlier shards; not used.
       native: whether to compare lengths with the file's size by the native op, which the process
         that reads must have loaded. Otherwise ``shard_reader`` has compared them.
+      refer: whether records may be references, for :func:`load_records`: if they are large and all
+        lengths are sound. References are cheap to shuffle and to batch.
 
     Raises (in the dataset):
       tf.errors.OpError: if the shard cannot be read, or reading fails where nothing is damaged, as

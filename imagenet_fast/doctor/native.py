@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.shared_options import SharedOptions
-from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
+from imagenet_fast.data.jpeg.image_ops import with_resize_kernel
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.doctor.finding import Finding, ok, slow
 

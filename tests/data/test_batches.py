@@ -138,9 +138,7 @@ def test_images_do_not_depend_on_threads_and_batches(train, trained, numbered_ex
 def test_images_are_traced_once(train, numbered_examples, monkeypatch):
     """For whole batches, for images one by one, and for pipelines with the same images."""
     traced = []
-    monkeypatch.setattr(
-        batching, "native_images", lambda *a: traced.append(1) or native_images(*a)
-    )
+    monkeypatch.setattr(batching, "native_images", lambda *a: traced.append(1) or native_images(*a))
     config, few = SHIFTED.replace(image_size=9), numbered_examples[:6]
     images, _, _ = train(few, config, batch_size=3)
     again, _, _ = train(few, config.replace(seed=7, model_dir="elsewhere"), batch_size=2)
@@ -294,7 +292,8 @@ def test_unused_indexes_are_not_even_parsed(numbered_example, unused):
     example = tf.train.Example.FromString(numbered_example(7))
     example.features.feature[JPEG_INDEX].int64_list.value.append(3)  # the wrong type
     options = Config(resize_kernel="native").replace(**unused)
-    plan = plan_training(tf.constant([example.SerializeToString()]), KEYS, INFO, options)
+    keys = tf.zeros([1, 3], tf.int64)
+    plan = plan_training(tf.constant([example.SerializeToString()]), keys, INFO, options)
     assert plan.labels.numpy() == [7]
 
 

@@ -10,7 +10,7 @@ from imagenet_fast.data.augmentation.crop_boxes import evaluation_crop_boxes, tr
 from imagenet_fast.data.decode import decode_crop_and_resize, evaluation_image
 from imagenet_fast.data.headers import image_size
 from imagenet_fast.data.images import normalize_encoding
-from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
+from imagenet_fast.data.jpeg.image_ops import with_resize_kernel
 
 MAX_PIXELS = Config().max_pixels
 

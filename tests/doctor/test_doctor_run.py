@@ -154,9 +154,9 @@ def test_a_check_that_raises(monkeypatch, error, told):
 
 
 def test_a_resize_that_cannot_be_compiled_is_slow(monkeypatch):
-    from imagenet_fast.data.jpeg import resize_op
+    from imagenet_fast.data.jpeg import image_ops
 
-    monkeypatch.setattr(resize_op, "load_ops", lambda source: _raise(OSError("no compiler"))(0))
+    monkeypatch.setattr(image_ops, "load_ops", lambda *files: _raise(OSError("no compiler"))(0))
     (found,) = worker.run_check("resize", Config())
     assert (found.state, found.found.rpartition(": ")[2]) == ("slow", "no compiler")
     assert "g++" in found.advice

@@ -1,6 +1,7 @@
-// TensorFlow ops that read the examples of a batch of records, and make the batch's images.
+// TensorFlow ops that read the examples of a batch of records, and make the batch's images; and one that
+// indexes JPEGs.
 //
-// Each works on a whole batch: no tensor, and no element of a dataset, is made for an image. JPEGs and
+// They work on a whole batch: no tensor, and no element of a dataset, is made for an image. JPEGs and
 // PNGs are decoded by TensorFlow's own functions, so pixels are those of its ops.
 
 #include <algorithm>
@@ -99,6 +100,32 @@ bool ReadSize(Bytes image, int64_t most_pixels, Size* size, bool* is_cmyk) {
     return false;
   }
   return Fits(*size, most_pixels);
+}
+
+// ---- Indexes -------------------------------------------------------------------------------------
+
+// Indexes of JPEGs, in a tensor of any shape; empty strings for images that cannot be indexed.
+void IndexJpegs(TF_OpKernelContext* context, const Status& status) {
+  const Tensor jpegs = Input(context, 0, status);
+  if (!IsOk(status)) return;
+  std::vector<int64_t> shape;
+  for (int i = 0; i < TF_NumDims(jpegs.get()); ++i) shape.push_back(TF_Dim(jpegs.get(), i));
+  const Tensor indexes = Allocate<TF_TString>(context, 0, TF_STRING, shape, status);
+  if (!IsOk(status)) return;
+  std::vector<uint8_t> index;
+  for (int64_t i = 0; i < TF_TensorElementCount(jpegs.get()); ++i) {
+    if (jpeg_index::MakeIndex(ToBytes(Strings(jpegs)[i]), &index) != jpeg_index::Result::kOk) {
+      index.clear();
+    }
+    TF_TString_Copy(Data<TF_TString>(indexes) + i, reinterpret_cast<const char*>(index.data()),
+                    index.size());
+  }
+}
+
+void ComputeIndexes(void*, TF_OpKernelContext* context) {
+  const Status status(TF_NewStatus());
+  IndexJpegs(context, status);
+  if (!IsOk(status)) TF_OpKernelContext_Failure(context, status.get());
 }
 
 // ---- Examples ------------------------------------------------------------------------------------
@@ -415,6 +442,8 @@ void Delete(void* kernel) {
 }
 
 __attribute__((constructor)) void Register() {
+  RegisterOp("ImagenetFastIndexJpegs", {"jpegs: string"}, {"indexes: string"}, {}, UnknownShape,
+             nullptr, ComputeIndexes, nullptr);
   RegisterOp("ImagenetFastReadExamples", {"records: string"},
              {"labels: int64", "sizes: int32", "places: int64"},
              {"max_pixels: int >= 1", "from_headers: bool", "with_index: bool"}, UnknownShape, CreateExamplesKernel,

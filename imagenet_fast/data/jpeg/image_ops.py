@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import pathlib
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.native_ops import load_ops
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.data.pixel_options import PixelOptions
+from imagenet_fast.data.shards import load_record_op
 
+_Options = TypeVar("_Options", bound=PixelOptions)
 _FOLDER = pathlib.Path(__file__).parent
 _FILES = tuple(
     _FOLDER / name
@@ -52,6 +56,30 @@ def load_image_ops() -> ModuleType:
       OSError: if they cannot be compiled or loaded; the message gives the reason.
     """
     return load_ops(*_FILES)
+
+
+def with_resize_kernel(options: _Options) -> _Options:
+    """Returns the options with ``resize_kernel`` resolved to ``native`` or ``tensorflow``.
+
+    ``auto`` becomes ``native``, or ``tensorflow`` with a warning if the ops cannot be compiled.
+
+    Raises:
+      UserError: if ``resize_kernel=native`` and the ops cannot be compiled or loaded.
+    """
+    if options.resize_kernel == "tensorflow":
+        return options
+    try:
+        load_image_ops()
+        load_record_op()
+    except OSError as error:
+        if options.resize_kernel == "native":
+            raise UserError(f"resize_kernel=native is unavailable: {error}") from error
+        warn_once(
+            "resize_kernel=auto makes images by TensorFlow's slower ops, without JPEG indexes: "
+            f"{error}"
+        )
+        return options.replace(resize_kernel="tensorflow")
+    return options.replace(resize_kernel="native")
 
 
 def read_examples(

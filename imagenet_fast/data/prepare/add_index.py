@@ -21,7 +21,8 @@ from imagenet_fast.base.files import open_to_append
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data import metadata, records
 from imagenet_fast.data.examples import ENCODED, HEIGHT, JPEG_INDEX, WIDTH
-from imagenet_fast.data.jpeg.index import LEAST_PIXELS, index_file, load_jpeg_ops
+from imagenet_fast.data.jpeg.image_ops import load_image_ops
+from imagenet_fast.data.jpeg.index import LEAST_PIXELS, index_file
 from imagenet_fast.data.manifest import JOURNAL, Manifest, Shard
 from imagenet_fast.data.prepare.job import local_directory
 from imagenet_fast.data.prepare.journal import lock, unwritable
@@ -58,7 +59,7 @@ def add_index(
     """
     directory = local_directory(directory)
     try:
-        load_jpeg_ops()
+        load_image_ops()
     except OSError as error:
         raise UserError(f"JPEGs cannot be indexed: {error}") from error
     with _locked(directory):

@@ -221,10 +221,10 @@ def _indexes(requested: bool, existing: dict[str, Any]) -> bool:
     """Returns whether JPEGs get an index; an existing job stays as it is."""
     if not requested or (existing and not existing.get("jpeg_index")):
         return False
-    from imagenet_fast.data.jpeg.index import load_jpeg_ops
+    from imagenet_fast.data.jpeg.image_ops import load_image_ops
 
     try:
-        load_jpeg_ops()
+        load_image_ops()
     except OSError as error:
         if existing:
             return True  # It may be finished; otherwise the first JPEG raises the error.

@@ -16,8 +16,8 @@ from imagenet_fast.data import decode
 from imagenet_fast.data.examples import ENCODED, decode_example
 from imagenet_fast.data.headers import image_size
 from imagenet_fast.data.info import read_info
-from imagenet_fast.data.jpeg.index import cut_jpegs, index_jpegs
-from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
+from imagenet_fast.data.jpeg.image_ops import make_images, with_resize_kernel
+from imagenet_fast.data.jpeg.index import index_jpegs
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.records import read_records
 from imagenet_fast.lab.benchmarks.decode import on_one_core
@@ -66,7 +66,8 @@ def compare_crop_areas(
 ) -> CropAreas:
     """Times decoding and resizing of crops at random positions, by their area.
 
-    Crops have their image's aspect ratio. Everything runs on one core.
+    Crops have their image's aspect ratio. Everything runs on one core. Whole images are decoded and
+    resized by TensorFlow's ops.
 
     Args:
       options: names the data; gives the image size and the interpolation.
@@ -83,9 +84,10 @@ def compare_crop_areas(
     encoded, indexes = _indexed_jpegs(options, images)
     sizes = tf.stack([image_size(image, options.max_pixels) for image in encoded]).numpy()
     random = np.random.default_rng(options.seed)
-    decoders = {
-        name: decoder(options)
-        for name, decoder in ((INDEXED, _cut), (CROPPED, _crop), (WHOLE, _whole))
+    decoders: dict[str, Decode] = {
+        INDEXED: _natively(options, with_index=True),
+        CROPPED: _natively(options, with_index=False),
+        WHOLE: _whole(options),
     }
     calls = {}
     for area in AREAS:
@@ -136,26 +138,22 @@ def _boxes(sizes: np.ndarray, area: float, random: np.random.Generator) -> np.nd
     return np.concatenate([corners, extents], 1)
 
 
-def _cut(options: DataOptions) -> Decode:
+def _natively(options: DataOptions, with_index: bool) -> Decode:
     def decoded(encoded: tf.Tensor, index: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
-        scales = decode.jpeg_ratios(box[tf.newaxis], options)
-        cut, inner, is_cut = cut_jpegs(
-            encoded[tf.newaxis], index[tf.newaxis], box[tf.newaxis], scales
-        )
-        pixels, inner_box = decode.decode_cut_or_crop(cut[0], inner[0], is_cut[0], options)
-        return decode.resize(pixels, options, None, inner_box)
+        sizes = tf.stack([tf.strings.length(encoded), tf.strings.length(index) * int(with_index)])
+        place = tf.cast(tf.stack([0, sizes[0], sizes[0], sizes[1]]), tf.int64)
+        parts = (tf.strings.join([encoded, index]), place, box, tf.constant(False))
+        images, _ = make_images(*(part[tf.newaxis] for part in parts), options=options)
+        return images[0]
 
     return decoded
-
-
-def _crop(options: DataOptions) -> Decode:
-    return lambda encoded, _, box: decode.decode_crop_and_resize(encoded, box, options)
 
 
 def _whole(options: DataOptions) -> Decode:
     def decoded(encoded: tf.Tensor, _: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
         pixels = tf.io.decode_jpeg(encoded, channels=3, dct_method="INTEGER_ACCURATE")
-        return decode.resize(pixels, options, None, box)
+        crop = tf.slice(pixels, [box[0], box[1], 0], [box[2], box[3], 3])
+        return decode.resize(crop, options)
 
     return decoded
 

@@ -17,7 +17,7 @@ from imagenet_fast.data.augmentation.crop_boxes import training_crop_boxes
 from imagenet_fast.data.examples import ENCODED, decode_example
 from imagenet_fast.data.headers import image_size
 from imagenet_fast.data.info import read_info
-from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
+from imagenet_fast.data.jpeg.image_ops import make_images, with_resize_kernel
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.records import read_records
 from imagenet_fast.lab.benchmarks.timing import Comparison, time_interleaved, timed
@@ -97,9 +97,16 @@ def _decoder(
     encoded: Sequence[tf.Tensor], boxes: tf.Tensor, options: DataOptions
 ) -> Callable[[], np.ndarray]:
     """Returns a function that decodes all crops: uint8 [images, image_size, image_size, 3]."""
-    dataset = tf.data.Dataset.from_tensor_slices((list(encoded), boxes))
-    dataset = dataset.map(lambda image, box: decode.decode_crop_and_resize(image, box, options))
-    dataset = on_one_core(dataset.batch(len(encoded)))
+    if options.resize_kernel == "native":
+        places = [[0, len(file.numpy()), 0, 0] for file in encoded]
+        batch = (list(encoded), tf.constant(places, tf.int64), boxes, [False] * len(encoded))
+        dataset = tf.data.Dataset.from_tensors(batch)
+        dataset = dataset.map(lambda *parts: make_images(*parts, options=options)[0])
+    else:
+        dataset = tf.data.Dataset.from_tensor_slices((list(encoded), boxes))
+        dataset = dataset.map(lambda image, box: decode.decode_crop_and_resize(image, box, options))
+        dataset = dataset.batch(len(encoded))
+    dataset = on_one_core(dataset)
     return lambda: dataset.get_single_element().numpy()
 
 

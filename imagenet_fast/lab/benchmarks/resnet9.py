@@ -17,7 +17,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.data.cache import images_of
 from imagenet_fast.data.dataset import distributed_dataset, thread_count
 from imagenet_fast.data.info import read_info
-from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
+from imagenet_fast.data.jpeg.image_ops import with_resize_kernel
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.order import part_of
 from imagenet_fast.data.prepare.job import prepare

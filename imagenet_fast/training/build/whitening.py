@@ -10,7 +10,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.batches import evaluation_batches
 from imagenet_fast.data.dataset import thread_count, with_threads
 from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
+from imagenet_fast.data.jpeg.image_ops import with_resize_kernel
 from imagenet_fast.data.options import InputOptions
 from imagenet_fast.data.order import part_of, part_reader
 from imagenet_fast.data.shards import shard_reader

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from imagenet_fast.data.batches import training_batches
 from imagenet_fast.data.dataset import thread_count, with_threads
-from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
+from imagenet_fast.data.jpeg.image_ops import with_resize_kernel
 from imagenet_fast.data.order import part_of, training_order
 from imagenet_fast.data.shards import shard_reader
 from imagenet_fast.data.steps import training_image_size

@@ -10,15 +10,17 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
+from imagenet_fast.base.native_ops import load_ops
 from imagenet_fast.config import Config
 from imagenet_fast.data import batches
 from imagenet_fast.data.examples import encode_example
 from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.jpeg import index as jpeg_index
-from imagenet_fast.data.jpeg.index import cut_jpegs, index_file, index_jpegs
-from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
+from imagenet_fast.data.jpeg.image_ops import with_resize_kernel
+from imagenet_fast.data.jpeg.index import index_file, index_jpegs
 
-ROOT = pathlib.Path(__file__).parents[3]
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[2]
+JPEG = ROOT / "imagenet_fast" / "data" / "jpeg"
 DCT = "INTEGER_ACCURATE"
 
 
@@ -60,6 +62,17 @@ def jpegs(height, width, seed=0):
     # A colour profile, EXIF and a comment, which no cut needs.
     kinds["metadata"] = encode(image, icc_profile=bytes(70_000), comment=b"none", dpi=(72, 72))
     return kinds
+
+
+def load_cut_op():
+    return load_ops(HERE / "cut_op.cc", JPEG / "jpeg_index.cc", JPEG / "jpeg_index.h")
+
+
+def cut_jpegs(encoded, indexes, boxes, scales):
+    """Returns the cuts, the boxes in them, and which images were cut."""
+    return load_cut_op().imagenet_fast_cut_jpegs(
+        jpegs=encoded, indexes=indexes, boxes=boxes, scales=scales
+    )[:3]
 
 
 def draw_boxes(height, width, count, random):
@@ -215,7 +228,7 @@ def test_images_that_cannot_be_cut_are_unchanged():
 
 
 def test_mismatched_shapes_are_an_error():
-    ops = jpeg_index.load_jpeg_ops()
+    ops = load_cut_op()
     for indexes, boxes, scales in (
         ([], [[0, 0, 1, 1]], [1]),
         ([""], [[0, 0, 1]], [1]),

@@ -9,7 +9,7 @@ from PIL import Image
 from imagenet_fast import Config, UserError
 from imagenet_fast.data import records
 from imagenet_fast.data.examples import encode_example
-from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
+from imagenet_fast.data.jpeg.image_ops import with_resize_kernel
 from imagenet_fast.lab.benchmarks import crop_area
 from imagenet_fast.lab.benchmarks.timing import Times
 

@@ -11,8 +11,8 @@ from imagenet_fast.data.cache import read_indices, records_from_memory
 from imagenet_fast.data.dataset import thread_count
 from imagenet_fast.data.examples import JPEG_INDEX
 from imagenet_fast.data.info import DatasetInfo, SplitInfo, read_info
+from imagenet_fast.data.jpeg.image_ops import with_resize_kernel
 from imagenet_fast.data.jpeg.index import LEAST_PIXELS
-from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
 from imagenet_fast.data.options import InputOptions
 from imagenet_fast.data.order import SplitPart, part_of, training_order
 from imagenet_fast.data.shards import shard_reader
@@ -21,18 +21,21 @@ from imagenet_fast.data.shards import shard_reader
 _MAX_BYTES = 2**31
 
 
-def training_records(info: DatasetInfo, options: InputOptions) -> tf.data.Dataset:
+def training_records(
+    info: DatasetInfo, options: InputOptions, *, refer: bool = False
+) -> tf.data.Dataset:
     """Returns batches of records and identities as training reads them, but from few shards.
 
     Args:
       info: of the data.
       options: its ``cache`` must not be ``decoded``.
+      refer: whether records may be references, as those of ``shards.read_shard``.
     """
     threads = thread_count(options)
     part = _few_shards(info.splits["train"], options)
     order = training_order(
         part,
-        shard_reader(part.paths) if options.cache == "none" else read_indices,
+        shard_reader(part.paths, refer=refer) if options.cache == "none" else read_indices,
         options,
         batch_size=options.batch_size,
         images_per_step=options.batch_size,

@@ -3,65 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import tensorflow as tf
 
-from imagenet_fast.data import decode
-from imagenet_fast.data.augmentation.augment import Changes
-from imagenet_fast.data.batches import (
-    make_image,
-    parse_examples,
-    plan_training,
-    training_batches,
-)
+from imagenet_fast.data.batches import native_images, plan_training, training_batches
 from imagenet_fast.data.dataset import distributed_dataset, thread_count, with_threads
 from imagenet_fast.data.info import read_info
-from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
+from imagenet_fast.data.jpeg.image_ops import read_examples, with_resize_kernel
 from imagenet_fast.data.options import InputOptions
+from imagenet_fast.data.shards import load_records
 from imagenet_fast.lab.benchmarks.input.source import training_records
-from imagenet_fast.lab.benchmarks.input.variants import image_by_image, in_threads
+from imagenet_fast.lab.benchmarks.input.variants import in_threads
 
 
 def make_stages(options: InputOptions) -> dict[str, Iterable]:
     """Returns the pipeline up to each stage, by the stage's name.
 
-    Stages before ``batch`` return one number per image instead of its pixels.
+    Stages before ``batch`` return numbers for each batch instead of its pixels.
+
+    Raises:
+      UserError: if there is no C++ compiler.
     """
-    options = with_resize_kernel(options)
+    options = with_resize_kernel(options.replace(resize_kernel="native"))
     info = read_info(options)
-    order = training_records(info, options)
+    order = training_records(info, options, refer=True)
     threads = thread_count(options)
 
-    def parse(records: tf.Tensor, *_: tf.Tensor) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensors(records).map(lambda r: parse_examples(r, info, options))
+    def load(records: tf.Tensor, identities: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return load_records(records), identities
 
-    def draw(*records: tf.Tensor) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensors(records).map(
-            lambda *parts: plan_training(*parts, info=info, options=options)
-        )
+    def parse(records: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+        limit = options.max_pixels
+        return read_examples(records, with_index=True, from_headers=False, max_pixels=limit).labels
 
-    def decoded(
-        encoded: tf.Tensor, _: tf.Tensor, box: tf.Tensor, is_cut: tf.Tensor, changes: Changes
-    ) -> tf.Tensor:
-        return tf.size(decode.decode_cut_or_crop(encoded, box, is_cut, options)[0])
+    def draw(records: tf.Tensor, identities: tf.Tensor) -> tf.Tensor:
+        return plan_training(records, identities, info, options).boxes
 
-    def resized(
-        encoded: tf.Tensor, _: tf.Tensor, box: tf.Tensor, is_cut: tf.Tensor, changes: Changes
-    ) -> tf.Tensor:
-        return make_image(encoded, box, is_cut, {}, options)[0, 0, 0]
+    def decode(records: tf.Tensor, identities: tf.Tensor) -> tf.Tensor:
+        plan = plan_training(records, identities, info, options)
+        images, _ = native_images(plan._replace(changes={}), options)
+        return images[:, 0, 0, 0]
 
-    def augmented(
-        encoded: tf.Tensor, _: tf.Tensor, box: tf.Tensor, is_cut: tf.Tensor, changes: Changes
-    ) -> tf.Tensor:
-        return make_image(encoded, box, is_cut, changes, options)[0, 0, 0]
+    def mapped(dataset: tf.data.Dataset, make: Callable[..., Any]) -> tf.data.Dataset:
+        return dataset.map(make, num_parallel_calls=threads, deterministic=True)
 
+    read = mapped(order, load)
     datasets = {
-        "read": order,
-        "parse": in_threads(order, parse, options),
-        "draw crops": in_threads(order, draw, options),
-        "decode": image_by_image(order, decoded, info, options),
-        "resize": image_by_image(order, resized, info, options),
-        "augment": image_by_image(order, augmented, info, options),
+        "order": order,
+        "read": read,
+        "parse": mapped(read, parse),
+        "draw crops": mapped(read, draw),
+        "decode and resize": mapped(read, decode),
         "batch": training_batches(order, info, options, threads),
     }
     stages: dict[str, Iterable] = {
@@ -78,11 +71,11 @@ def make_bounds(options: InputOptions, count: int) -> dict[str, tf.data.Dataset]
       count: batches to keep in memory, the first ones of training.
     """
     # Of the whole files, which is what others decode.
-    options = options.replace(jpeg_index=False)
+    options = options.replace(jpeg_index=False, resize_kernel="tensorflow")
     info = read_info(options)
     records = training_records(info, options).take(count)
     # The encoded images and their boxes.
-    planned = records.map(lambda *parts: plan_training(*parts, info=info, options=options)[0:3:2])
+    planned = records.map(lambda *parts: plan_training(*parts, info=info, options=options)[0:4:3])
     parts = planned.batch(count).get_single_element()
     held = tf.data.Dataset.from_tensor_slices(parts).repeat()
 

@@ -24,8 +24,8 @@ OPTIMIZATIONS = {
     "fused": "decodes only the crop; without: the whole image, then crops",
     "threads": "a batch per thread; without: one thread",
     "batched": "parses examples and draws crops for a whole batch; without: one by one",
-    "native": "resizes with this package's op; without: with TensorFlow's",
-    "index": "decodes only the blocks around the crop, by JPEG indexes; only with fused and native",
+    "native": "makes a batch by one op; without: by TensorFlow's ops; only with fused and batched",
+    "index": "decodes only the blocks around the crop, by JPEG indexes; only with native",
 }
 # The optimizations of each variant, by its name: all, all but one, one, and none.
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -49,16 +49,16 @@ def make_variant(options: InputOptions, enabled: Collection[str]) -> tf.data.Dat
     Returns:
       As ``batches.training_batches``.
     """
+    native = {"native", "fused", "batched"} <= set(enabled)
     options = options.replace(
-        # Without "fused", the whole image is decoded.
-        jpeg_index=options.jpeg_index and {"index", "fused"} <= set(enabled),
+        jpeg_index=options.jpeg_index and native and "index" in enabled,
         cache="encoded" if "cache" in enabled else "none",
         data_threads=options.data_threads if "threads" in enabled else 1,
-        resize_kernel="native" if "native" in enabled else "tensorflow",
+        resize_kernel="native" if native else "tensorflow",
     )
     threads = thread_count(options)
     info = read_info(options)
-    order = training_records(info, options)
+    order = training_records(info, options, refer=native)
     if "fused" in enabled and "batched" in enabled:
         dataset = training_batches(order, info, options, threads)
     elif "batched" in enabled:
@@ -114,16 +114,16 @@ def _one_by_one(
 @tf.autograph.experimental.do_not_convert
 def _example(
     encoded: tf.Tensor,
+    _places: tf.Tensor,
     label: tf.Tensor,
     box: tf.Tensor,
-    is_cut: tf.Tensor,
     changes: Changes,
     *,
     options: InputOptions,
     fused: bool,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     if fused:
-        image = make_image(encoded, box, is_cut, changes, options)
+        image = make_image(encoded, box, changes, options)
     else:
         whole_box = tf.concat([[0, 0], image_size(encoded, options.max_pixels)], 0)
         whole = decode.decode_crop(encoded, whole_box, options.replace(jpeg_scaling=False))

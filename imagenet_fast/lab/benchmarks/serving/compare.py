@@ -26,7 +26,7 @@ from imagenet_fast.data.dataset import thread_count
 from imagenet_fast.data.examples import ENCODED as ENCODED_FIELD
 from imagenet_fast.data.examples import decode_example
 from imagenet_fast.data.info import DatasetInfo, read_info
-from imagenet_fast.data.jpeg.resize_op import with_resize_kernel
+from imagenet_fast.data.jpeg.image_ops import with_resize_kernel
 from imagenet_fast.data.records import read_records
 from imagenet_fast.lab.benchmarks.serving.worker import ENCODED, PIXELS, top_classes
 from imagenet_fast.lab.benchmarks.timing import Comparison, time_interleaved

@@ -1,4 +1,4 @@
-// TensorFlow ops that index JPEGs and cut crops out of indexed JPEGs; see jpeg_index.h.
+// A TensorFlow op, for tests, that cuts crops out of indexed JPEGs; see jpeg_index.h.
 
 #include <algorithm>
 #include <cstdint>
@@ -26,24 +26,6 @@ Tensor AllocateStrings(TF_OpKernelContext* context, int index, const std::vector
   for (const int64_t size : shape) count *= size;
   return Tensor(TF_AllocateOutput(context, index, TF_STRING, shape.data(), shape.size(),
                                   count * sizeof(TF_TString), status.get()));
-}
-
-// Indexes of JPEGs, in a tensor of any shape; empty strings for images that cannot be indexed.
-void MakeIndexes(TF_OpKernelContext* context, const Status& status) {
-  const Tensor jpegs = Input(context, 0, status);
-  if (!IsOk(status)) return;
-  std::vector<int64_t> shape;
-  for (int i = 0; i < TF_NumDims(jpegs.get()); ++i) shape.push_back(TF_Dim(jpegs.get(), i));
-  const Tensor indexes = AllocateStrings(context, 0, shape, status);
-  if (!IsOk(status)) return;
-  TF_TString* const to = static_cast<TF_TString*>(TF_TensorData(indexes.get()));
-  std::vector<uint8_t> index;
-  for (int64_t i = 0; i < TF_TensorElementCount(jpegs.get()); ++i) {
-    if (jpeg_index::MakeIndex(ToBytes(Strings(jpegs) + i), &index) != jpeg_index::Result::kOk) {
-      index.clear();
-    }
-    TF_TString_Copy(to + i, reinterpret_cast<const char*>(index.data()), index.size());
-  }
 }
 
 // Cuts of the images of a batch. Images that cannot be cut are returned unchanged.
@@ -112,8 +94,6 @@ void Compute(void*, TF_OpKernelContext* context) {
 }
 
 __attribute__((constructor)) void Register() {
-  RegisterOp("ImagenetFastIndexJpegs", {"jpegs: string"}, {"indexes: string"}, {}, UnknownShape,
-             nullptr, Compute<MakeIndexes>, nullptr);
   RegisterOp("ImagenetFastCutJpegs",
              {"jpegs: string", "indexes: string", "boxes: int32", "scales: int32"},
              {"cuts: string", "cut_boxes: int32", "were_cut: bool", "misfits: bool"}, {}, UnknownShape, nullptr,
