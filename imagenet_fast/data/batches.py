@@ -39,6 +39,10 @@ _FEATURES = {
     WIDTH: tf.io.FixedLenFeature([], tf.int64, default_value=0),
 }
 
+# Of an image: no size in a record above it is true. TensorFlow's decoder ends the process if the sum
+# of two numbers of a box overflows.
+_MOST_SIDE = 2**24
+
 _warned_of_indexes = threading.Event()
 
 
@@ -89,7 +93,7 @@ def training_batches(
 
 
 def plan_training(
-    records: tf.Tensor, identities: tf.Tensor, info: DatasetInfo, options: AugmentationOptions
+    records: tf.Tensor, identities: tf.Tensor, *, info: DatasetInfo, options: AugmentationOptions
 ) -> Plan:
     """Returns the plan for a batch of training records.
 
@@ -143,7 +147,7 @@ def native_images(
     flipped = _pop_flip(changes)
     if flipped is None:
         flipped = tf.zeros_like(plan.labels, tf.bool)
-    images, misfits = make_images(plan.encoded, plan.places, plan.boxes, flipped, options)
+    images, misfits = make_images(plan.encoded, plan.places, plan.boxes, flipped, options=options)
     if warn and uses_jpeg_index(options):
         tf.cond(
             tf.reduce_any(misfits),
@@ -280,8 +284,9 @@ class _Preprocessing:
 
         They are from the records, if all have them and ``careful`` is false.
         """
-        sizes = tf.cast(tf.stack([examples[HEIGHT], examples[WIDTH]], axis=1), tf.int32)
-        use_records = tf.reduce_all(sizes > 0) & tf.logical_not(careful)
+        sizes = tf.stack([examples[HEIGHT], examples[WIDTH]], axis=1)
+        are_sides = (sizes > 0) & (sizes <= _MOST_SIDE)
+        use_records = tf.reduce_all(are_sides) & tf.logical_not(careful)
 
         def from_headers() -> tf.Tensor:
             return tf.map_fn(
@@ -290,7 +295,7 @@ class _Preprocessing:
                 fn_output_signature=tf.TensorSpec([2], tf.int32),
             )
 
-        return tf.cond(use_records, lambda: sizes, from_headers)
+        return tf.cond(use_records, lambda: tf.cast(sizes, tf.int32), from_headers)
 
     def begin(self, *batch: tf.Tensor, careful: tf.Tensor) -> tuple[tuple[Any, ...], tf.Tensor]:
         """Returns the arguments of :meth:`end` for all images of a batch, and their labels."""
@@ -302,7 +307,7 @@ class _Preprocessing:
     def end(self, *parts: Any) -> tf.Tensor:
         """Returns an image, uint8 [image_size, image_size, 3], from its part of :meth:`begin`."""
         finish = augment if self.is_native else make_image
-        return finish(*parts, options=self.options)
+        return functools.partial(finish, options=self.options)(*parts)
 
 
 # Several, because a run has training and evaluation, of perhaps several sizes.

@@ -389,7 +389,9 @@ def _trial(path: str, options: DataOptions) -> tf.data.Dataset:
         if options.resize_kernel != "native":
             return decode_crop_and_resize(tf.constant(png), box, options)
         flipped = tf.constant([False])
-        return make_images(tf.constant([png]), places, box[tf.newaxis], flipped, options)[0][0]
+        return make_images(tf.constant([png]), places, box[tf.newaxis], flipped, options=options)[
+            0
+        ][0]
 
     return opened.map(image)
 

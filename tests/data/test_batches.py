@@ -293,7 +293,9 @@ def test_unused_indexes_are_not_even_parsed(numbered_example, unused):
     example.features.feature[JPEG_INDEX].int64_list.value.append(3)  # the wrong type
     options = Config(resize_kernel="native").replace(**unused)
     keys = tf.zeros([1, 3], tf.int64)
-    plan = plan_training(tf.constant([example.SerializeToString()]), keys, INFO, options)
+    plan = plan_training(
+        tf.constant([example.SerializeToString()]), keys, info=INFO, options=options
+    )
     assert plan.labels.numpy() == [7]
 
 

@@ -34,6 +34,9 @@ constexpr int64_t kMostPngSide = int64_t{1} << 27, kMostPngPixels = int64_t{1} <
 // Memory that a thread keeps for its next image.
 constexpr size_t kKept = size_t{1} << 25;
 
+// Of an image: no size in a record above it is true, and sums of two fit into 32 bits.
+constexpr int32_t kMostSide = 1 << 24;
+
 constexpr int kBox = 4;
 // Numbers that say where the encoded image and its index are in a record: two places and sizes.
 constexpr int kPlaces = 4;
@@ -74,6 +77,8 @@ int32_t BigEndian(const uint8_t* bytes) {
 struct Size {
   int32_t height, width;
 };
+
+bool IsSide(int64_t length) { return length > 0 && length <= kMostSide; }
 
 bool Fits(Size size, int64_t most_pixels) {
   return size.height > 0 && size.width > 0 &&
@@ -177,7 +182,7 @@ void ReadExamples(const ExamplesKernel& kernel, TF_OpKernelContext* context, con
     }
     Data<int64_t>(labels)[i] = read.label;
     Data<Size>(sizes)[i] = {static_cast<int32_t>(read.height), static_cast<int32_t>(read.width)};
-    told = told && Data<Size>(sizes)[i].height > 0 && Data<Size>(sizes)[i].width > 0;
+    told = told && IsSide(read.height) && IsSide(read.width);
     int64_t* const place = Data<int64_t>(places) + kPlaces * i;
     place[0] = read.encoded.data ? read.encoded.data - record.data : 0;
     place[1] = read.encoded.size;
@@ -349,7 +354,11 @@ bool MakeImage(const ImagesKernel& kernel, Bytes image, Bytes index, const Box& 
                uint8_t* out, bool* misfit) {
   static thread_local Buffer cuts, decoded;
   *misfit = false;
-  if (box.top < 0 || box.left < 0 || box.height < 1 || box.width < 1) return false;
+  // TensorFlow's decoder ends the process if a sum overflows.
+  if (box.top < 0 || box.left < 0 || box.top > kMostSide || box.left > kMostSide ||
+      !IsSide(box.height) || !IsSide(box.width)) {
+    return false;
+  }
   Pixels pixels;
   Box inner = {0, 0, 0, 0};
   bool ok = false;

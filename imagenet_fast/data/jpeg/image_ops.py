@@ -115,6 +115,7 @@ def make_images(
     places: tf.Tensor,
     boxes: tf.Tensor,
     flipped: tf.Tensor,
+    *,
     options: PixelOptions,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Decodes crops of a batch's images, resizes them, and flips them left to right.

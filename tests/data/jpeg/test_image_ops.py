@@ -29,7 +29,7 @@ def made(files, boxes, config, flipped=None):
     places = tf.constant([[0, len(file), 0, 0] for file in files], tf.int64)
     flipped = [False] * len(files) if flipped is None else flipped
     images, misfits = make_images(
-        tf.constant(files), places, tf.constant(boxes), tf.constant(flipped), config
+        tf.constant(files), places, tf.constant(boxes), tf.constant(flipped), options=config
     )
     assert not misfits.numpy().any()
     return images.numpy()
@@ -159,7 +159,7 @@ def test_places_outside_of_a_record_are_an_error():
                 tf.constant([place], tf.int64),
                 tf.constant([[0, 0, 20, 30]]),
                 tf.constant([False]),
-                config,
+                options=config,
             )
     with pytest.raises(tf.errors.InvalidArgumentError, match="of one length"):
         make_images(
@@ -167,7 +167,7 @@ def test_places_outside_of_a_record_are_an_error():
             tf.constant([[0, 1, 0, 0]], tf.int64),
             tf.constant([[0, 0, 20, 30]]),
             tf.constant([], tf.bool),
-            config,
+            options=config,
         )
 
 
@@ -218,18 +218,19 @@ def test_examples_are_read_in_place():
 
 def test_fields_may_have_any_order_and_packing():
     def text(number, data):
-        return bytes([number << 3 | 2, len(data)]) + data
+        size = len(data)
+        return bytes([number << 3 | 2, size & 127 | 128, size >> 7]) + data
 
     def entry(key, feature):
         return text(1, text(1, key) + text(2, feature))
 
-    image = entry(b"image/encoded", text(1, text(1, b"\xff\xd8\xffxyz")))
+    image = entry(b"image/encoded", text(1, text(1, GOOD)))
     for label in (b"\x08\x05", text(1, b"\x05")):  # not packed, and packed
         features = entry(b"image/class/label", text(3, label)) + entry(b"x", b"") + image
         examples = read([text(1, features)], with_index=False)
         assert examples.labels.numpy() == [5]
         begin, size, *_ = examples.places.numpy()[0]
-        assert text(1, features)[begin : begin + size] == b"\xff\xd8\xffxyz"
+        assert text(1, features)[begin : begin + size] == GOOD
 
 
 def changed(change):
@@ -280,7 +281,7 @@ def test_any_bytes_are_read_or_refused():
         assert damaged[begin : begin + size] == fields["image/encoded"].numpy()
         assert examples.labels.numpy() == [fields["image/class/label"].numpy()]
         equal += 1
-    assert equal > 500
+    assert equal > 300
 
 
 def test_sizes_from_headers():

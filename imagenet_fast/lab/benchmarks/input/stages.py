@@ -38,10 +38,10 @@ def make_stages(options: InputOptions) -> dict[str, Iterable]:
         return read_examples(records, with_index=True, from_headers=False, max_pixels=limit).labels
 
     def draw(records: tf.Tensor, identities: tf.Tensor) -> tf.Tensor:
-        return plan_training(records, identities, info, options).boxes
+        return plan_training(records, identities, info=info, options=options).boxes
 
     def decode(records: tf.Tensor, identities: tf.Tensor) -> tf.Tensor:
-        plan = plan_training(records, identities, info, options)
+        plan = plan_training(records, identities, info=info, options=options)
         images, _ = native_images(plan._replace(changes={}), options)
         return images[:, 0, 0, 0]
 

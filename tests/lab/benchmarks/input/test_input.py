@@ -265,15 +265,16 @@ def test_indexes_are_an_optimization_of_fused_decoding(config, monkeypatch):
     class EnoughError(Exception):
         pass
 
-    def records(info, options):
-        raise EnoughError(options.jpeg_index)
+    def records(info, options, refer):
+        raise EnoughError(options.jpeg_index, refer)
 
     name = "imagenet_fast.lab.benchmarks.input.variants.training_records"
     monkeypatch.setattr(name, records)
-    for enabled in (("fused", "native", "index"), ("native", "index"), ("fused", "native")):
+    needed = ("fused", "batched", "native", "index")
+    for without in (None, *needed):
         with pytest.raises(EnoughError) as used:
-            make_variant(config, enabled)
-        assert used.value.args == ({"fused", "index"} <= set(enabled),)
+            make_variant(config, [name for name in needed if name != without])
+        assert used.value.args == (without is None, without in (None, "index"))
 
 
 def test_a_sample_takes_whole_batches_of_a_new_iterator(config, monkeypatch):
