@@ -38,7 +38,7 @@ def test_all_decoders_make_the_same_crop(data):
     encoded, indexes = crop_area._indexed_jpegs(options, 2)
     box = tf.constant([17, 22, 33, 40])
     cut, whole = (
-        decoder(options)(encoded[0], indexes[0], box)
+        decoder(encoded[0], indexes[0], box)
         for decoder in (crop_area._natively(options, True), crop_area._whole(options))
     )
     np.testing.assert_array_equal(cut, whole)
