@@ -1,9 +1,9 @@
 """Conversion of batches of records to batches of images, with placeholders for unreadable ones.
 
 Examples are parsed, and crop boxes and augmentations drawn, for a whole batch. Native ops also make
-its images at once; without them, each image goes through TensorFlow's ops. Each batch is made by
-one thread; several batches are made in parallel. If anything in a batch fails, that batch is made
-again image by image, so handling errors costs other batches nothing.
+its images at once, with all threads; without them, each image goes through TensorFlow's ops, and
+each thread makes a batch. If anything in a batch fails, that batch is made again image by image, so
+handling errors costs other batches nothing.
 """
 
 from __future__ import annotations
@@ -39,9 +39,13 @@ _FEATURES = {
     WIDTH: tf.io.FixedLenFeature([], tf.int64, default_value=0),
 }
 
-# Of an image: no size in a record above it is true. TensorFlow's decoder ends the process if the sum
-# of two numbers of a box overflows.
+# Of an image: no size in a record above it is true. TensorFlow's decoder ends the process if the
+# sum of two numbers of a box overflows.
 _MOST_SIDE = 2**24
+
+# Batches that are made at the same time by native ops: while the last images of one are made, the
+# other threads begin the next.
+_AT_ONCE = 2
 
 _warned_of_indexes = threading.Event()
 
@@ -79,7 +83,7 @@ def training_batches(
       order: batches of records and identities from ``order.training_order``.
       info: the data set.
       options: gives the preprocessing and augmentation.
-      threads: number of batches processed in parallel.
+      threads: number of threads that make images.
       bad_images: lists unreadable images.
       in_python: whether the dataset runs in this process, so that Python can warn.
 
@@ -88,8 +92,10 @@ def training_batches(
       float32 [batch]. The weight is 1, or 0 for unreadable images.
     """
     options = options.part(AugmentationOptions)
-    preprocessing = _Preprocessing(True, info.label_offset, info.num_classes, options, in_python)
-    return _batches(order, preprocessing, threads, bad_images)
+    preprocessing = _Preprocessing(
+        True, info.label_offset, info.num_classes, options, threads, in_python
+    )
+    return _batches(order, preprocessing, bad_images)
 
 
 def plan_training(
@@ -103,7 +109,7 @@ def plan_training(
       info: the data set.
       options: gives the preprocessing and augmentation.
     """
-    preprocessing = _Preprocessing(True, info.label_offset, info.num_classes, options, True)
+    preprocessing = _Preprocessing(True, info.label_offset, info.num_classes, options, 1, True)
     return preprocessing.plan(records, identities)
 
 
@@ -120,8 +126,10 @@ def evaluation_batches(
     The last batch may be smaller.
     """
     options = options.part(AugmentationOptions)
-    preprocessing = _Preprocessing(False, info.label_offset, info.num_classes, options, in_python)
-    return _batches(records, preprocessing, threads, bad_images)
+    preprocessing = _Preprocessing(
+        False, info.label_offset, info.num_classes, options, threads, in_python
+    )
+    return _batches(records, preprocessing, bad_images)
 
 
 def uses_jpeg_index(options: AugmentationOptions) -> bool:
@@ -130,13 +138,14 @@ def uses_jpeg_index(options: AugmentationOptions) -> bool:
 
 
 def native_images(
-    plan: Plan, options: AugmentationOptions, warn: bool = False
+    plan: Plan, options: AugmentationOptions, threads: int = 1, warn: bool = False
 ) -> tuple[tf.Tensor, Changes]:
     """Makes the images of a batch with native ops.
 
     Args:
       plan: how to make them.
       options: gives the preprocessing.
+      threads: how many make the images.
       warn: whether to warn once if indexes do not fit their images. This calls Python, which
         TensorFlow graphs that run in other processes cannot.
 
@@ -147,7 +156,9 @@ def native_images(
     flipped = _pop_flip(changes)
     if flipped is None:
         flipped = tf.zeros_like(plan.labels, tf.bool)
-    images, misfits = make_images(plan.encoded, plan.places, plan.boxes, flipped, options=options)
+    images, misfits = make_images(
+        plan.encoded, plan.places, plan.boxes, flipped, options=options, threads=threads
+    )
     if warn and uses_jpeg_index(options):
         tf.cond(
             tf.reduce_any(misfits),
@@ -211,6 +222,7 @@ class _Preprocessing:
       label_offset: added to a stored label.
       num_classes: of the data set.
       options: those that affect images; others have their defaults.
+      threads: how many make images.
       in_python: whether Python can be called.
     """
 
@@ -218,6 +230,7 @@ class _Preprocessing:
     label_offset: int
     num_classes: int
     options: AugmentationOptions
+    threads: int
     in_python: bool
 
     @property
@@ -301,7 +314,7 @@ class _Preprocessing:
         """Returns the arguments of :meth:`end` for all images of a batch, and their labels."""
         plan = self.plan(*batch, careful=careful)
         if self.is_native:
-            return native_images(plan, self.options, self.in_python), plan.labels
+            return native_images(plan, self.options, self.threads, self.in_python), plan.labels
         return (plan.encoded, plan.boxes, plan.changes), plan.labels
 
     def end(self, *parts: Any) -> tf.Tensor:
@@ -314,7 +327,7 @@ class _Preprocessing:
 @functools.lru_cache(maxsize=8)
 def _traced(
     preprocessing: _Preprocessing, signature: tuple[tf.TensorSpec, ...], graph: tf.Graph
-) -> tuple[Callable[..., Any], Callable[..., tf.Tensor]]:
+) -> tuple[tf.types.experimental.GenericFunction, Callable[..., tf.Tensor]]:
     """Returns :meth:`_Preprocessing.begin` and ``end``, which are traced once.
 
     Args:
@@ -339,25 +352,25 @@ def _traced(
 def _batches(
     batches: tf.data.Dataset,
     preprocessing: _Preprocessing,
-    threads: int,
     bad_images: BadImages | None,
 ) -> tf.data.Dataset:
     if preprocessing.is_native:
         # An error of a disk is none of an image.
         batches = batches.map(
             lambda records, *others: (load_records(records), *others),
-            num_parallel_calls=threads,
+            num_parallel_calls=_AT_ONCE,
             deterministic=True,
         )
     specs = tf.nest.flatten(batches.element_spec)
     any_number = [tf.TensorSpec([None, *part.shape[1:]], part.dtype) for part in specs]
     signature = (*any_number, tf.TensorSpec([], tf.bool))
     begin, end = _traced(preprocessing, signature, tf.compat.v1.get_default_graph())
+    (_, *changes), _ = begin.get_concrete_function().structured_outputs
+    ends_at_once = preprocessing.is_native and not any(changes)
 
     def make(*batch: tf.Tensor, careful: bool) -> tf.data.Dataset:
         begun = tf.data.Dataset.from_tensors(batch).map(lambda *parts: begin(*parts, careful))
-        parts, _ = begun.element_spec
-        if preprocessing.is_native and not any(parts[1:]):
+        if ends_at_once:
             return begun.map(
                 lambda parts, labels: (parts[0], labels, tf.ones_like(labels, tf.float32))
             )
@@ -382,8 +395,10 @@ def _batches(
         fast = make(*records, careful=False).ignore_errors()
         return fast.concatenate(one_at_a_time.batch(size)).take(1)
 
+    # The threads of native ops help each other; those of datasets have a batch each.
+    at_once = _AT_ONCE if ends_at_once else preprocessing.threads
     image_batches = batches.interleave(
-        batch, cycle_length=threads, num_parallel_calls=threads, deterministic=True
+        batch, cycle_length=at_once, num_parallel_calls=at_once, deterministic=True
     )
     size = specs[0].shape[0]
     return image_batches.map(

@@ -5,6 +5,7 @@
 // PNGs are decoded by TensorFlow's own functions, so pixels are those of its ops.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "example.h"
 #include "jpeg_index.h"
 #include "native_ops.h"
+#include "pool.h"
 #include "resize.h"
 #include "tensorflow/core/lib/jpeg/jpeg_mem.h"
 #include "tensorflow/core/lib/png/png_io.h"
@@ -208,6 +210,7 @@ void ReadExamples(const ExamplesKernel& kernel, TF_OpKernelContext* context, con
 
 struct ImagesKernel {
   int size;
+  int threads;
   resize::Function* resize;
   int64_t most_pixels;
   bool smooth_upsampling;
@@ -217,12 +220,17 @@ struct ImagesKernel {
 
 void* CreateImagesKernel(TF_OpKernelConstruction* construction) {
   const Status status(TF_NewStatus());
-  int64_t size = 0, most_pixels = 0;
+  int64_t size = 0, threads = 0, most_pixels = 0;
   char method[16] = "";
   unsigned char antialias = 0, smooth_upsampling = 0, fast_dct = 0, scaling = 0;
-  TF_OpKernelConstruction_GetAttrInt64(construction, "size", &size, status.get());
-  if (IsOk(status)) {
-    TF_OpKernelConstruction_GetAttrInt64(construction, "max_pixels", &most_pixels, status.get());
+  const struct {
+    const char* name;
+    int64_t* value;
+  } numbers[] = {{"size", &size}, {"threads", &threads}, {"max_pixels", &most_pixels}};
+  for (const auto& number : numbers) {
+    if (IsOk(status)) {
+      TF_OpKernelConstruction_GetAttrInt64(construction, number.name, number.value, status.get());
+    }
   }
   if (IsOk(status)) {
     TF_OpKernelConstruction_GetAttrString(construction, "method", method, sizeof(method) - 1,
@@ -241,9 +249,13 @@ void* CreateImagesKernel(TF_OpKernelConstruction* construction) {
     }
   }
   if (!IsOk(status)) TF_OpKernelConstruction_Failure(construction, status.get());
-  return new ImagesKernel{static_cast<int>(size),      resize::ForMethod(method, antialias),
-                          most_pixels,                 static_cast<bool>(smooth_upsampling),
-                          static_cast<bool>(fast_dct), static_cast<bool>(scaling)};
+  return new ImagesKernel{static_cast<int>(size),
+                          static_cast<int>(threads),
+                          resize::ForMethod(method, antialias),
+                          most_pixels,
+                          static_cast<bool>(smooth_upsampling),
+                          static_cast<bool>(fast_dct),
+                          static_cast<bool>(scaling)};
 }
 
 // Memory that keeps its size from one image to the next, unless that is large.
@@ -420,7 +432,8 @@ void MakeImages(const ImagesKernel& kernel, TF_OpKernelContext* context, const S
   const Tensor misfits = Allocate<bool>(context, 1, TF_BOOL, {count}, status);
   if (!IsOk(status)) return;
   const size_t bytes = size_t{resize::kColors} * kernel.size * kernel.size;
-  for (int64_t i = 0; i < count; ++i) {
+  std::atomic<int64_t> failed{count};
+  pool::Run(count, kernel.threads, [&](int64_t i) {
     const Bytes record = ToBytes(Strings(records)[i]);
     const int64_t* const place = Data<const int64_t>(places) + kPlaces * i;
     const auto part = [&](const int64_t* where, Bytes* found) {
@@ -432,9 +445,12 @@ void MakeImages(const ImagesKernel& kernel, TF_OpKernelContext* context, const S
     if (!part(place, &image) || !part(place + 2, &index) ||
         !MakeImage(kernel, image, index, Data<const Box>(boxes)[i], Data<const bool>(flipped)[i],
                    Data<uint8_t>(images) + bytes * i, Data<bool>(misfits) + i)) {
-      return TF_SetStatus(status.get(), TF_INVALID_ARGUMENT,
-                          ("image " + std::to_string(i) + " of the batch cannot be decoded").c_str());
+      failed = i;
     }
+  });
+  if (failed < count) {
+    const std::string text = "image " + std::to_string(failed) + " of the batch cannot be decoded";
+    TF_SetStatus(status.get(), TF_INVALID_ARGUMENT, text.c_str());
   }
 }
 
@@ -460,7 +476,7 @@ __attribute__((constructor)) void Register() {
   RegisterOp("ImagenetFastMakeImages",
              {"records: string", "places: int64", "boxes: int32", "flipped: bool"},
              {"images: uint8", "misfits: bool"},
-             {"size: int >= 1", "method: {'bilinear', 'bicubic'}", "antialias: bool",
+             {"size: int >= 1", "threads: int >= 1", "method: {'bilinear', 'bicubic'}", "antialias: bool",
               "max_pixels: int >= 1", "smooth_upsampling: bool", "fast_dct: bool", "scaling: bool"},
              UnknownShape, CreateImagesKernel, Compute<ImagesKernel, MakeImages>,
              Delete<ImagesKernel>);

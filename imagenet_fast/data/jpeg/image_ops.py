@@ -27,6 +27,7 @@ _FILES = tuple(
         "example.h",
         "jpeg_index.cc",
         "jpeg_index.h",
+        "pool.h",
         "resize.cc",
         "resize.h",
     )
@@ -117,6 +118,7 @@ def make_images(
     flipped: tf.Tensor,
     *,
     options: PixelOptions,
+    threads: int = 1,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Decodes crops of a batch's images, resizes them, and flips them left to right.
 
@@ -129,6 +131,7 @@ def make_images(
       flipped: whether to flip, bool [images].
       options: gives ``image_size``, ``resize_method``, ``antialias``, ``max_pixels`` of PNGs, and
         how to decode JPEGs.
+      threads: how many make the images.
 
     Returns:
       uint8 [images, image_size, image_size, 3], and which images' indexes are damaged or of another
@@ -143,6 +146,7 @@ def make_images(
         boxes=boxes,
         flipped=flipped,
         size=options.image_size,
+        threads=threads,
         method=options.resize_method,
         antialias=options.antialias,
         max_pixels=options.max_pixels,
