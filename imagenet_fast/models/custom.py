@@ -195,7 +195,9 @@ def _call(make: Any, described: str, num_classes: int, image_shape: ImageShape) 
     try:
         inspect.signature(make).bind(num_classes, image_shape)
     except TypeError as error:
-        raise UserError(f"{described}: {contract}, (height, width, 3): {error}") from None
+        raise UserError(
+            f"{described}: {contract}, (height, width, 3), but does not take them: {error}"
+        ) from None
     except ValueError:  # a builtin without a signature
         pass
     try:

@@ -8,6 +8,7 @@ import functools
 import tensorflow as tf
 
 from imagenet_fast.base.durations import Duration
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.keras_check import check_keras
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo, read_info
@@ -92,5 +93,15 @@ def with_model(config: Config, model: CustomModel | None) -> Config:
     """Returns the configuration that records the user's own network, if one is given.
 
     Options of the package's networks return to their defaults.
+
+    Raises:
+      UserError: if the configuration gives weights, which would be lost.
     """
-    return config if model is None else config.replace(model=name_of(model))
+    if model is None:
+        return config
+    if config.initial_weights:
+        raise UserError(
+            f"initial_weights={config.initial_weights} is not for a network of your own: load the "
+            "weights in the function that makes it, or give a model that has them"
+        )
+    return config.replace(model=name_of(model))

@@ -541,6 +541,12 @@ def around_a_subclass():
     return keras.Model(images, Subclassed(10, (8, 8, 3))(images))
 
 
+def test_initial_weights_are_not_dropped_silently(config):
+    config = config.replace(model="resnet8", initial_weights="runs/none")
+    with pytest.raises(UserError, match="initial_weights=runs/none is not for a network of your"):
+        build_model(config, model=functional)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
