@@ -143,11 +143,11 @@ class TrainingStep(ReplicatedModel):
         elif self._xla:
             self._forward_backward = _compiled(self._gradients)
 
-    def make_train_function(self, force: bool = False) -> None:
-        """Keras' ``make_train_function``, which sets ``train_function``."""
+    def make_train_function(self, force: bool = False) -> Callable[..., Any] | None:
+        """Keras' ``make_train_function``, which sets ``train_function``; Keras 2 returns it."""
         # Slots made in the first step would cause a second trace.
         self.make_slots()
-        super().make_train_function(force)
+        return super().make_train_function(force)
 
     def _maybe_symbolic_build(self, *_: Any, **__: Any) -> None:
         """Nothing: all is built, and Keras 3 would fail on a first batch of unequal parts."""
