@@ -27,6 +27,7 @@ MOVED = {
     "data.data_page_figures": "data.prepare.page_figures",
     "data.jpeg_index": "data.jpeg.index",
     "data.resize_op": "data.jpeg.image_ops",
+    "data.jpeg.resize_op": "data.jpeg.image_ops",
     "training.build_network": "training.build.network",
     "training.build_optimizer": "training.build.optimizer",
     "training.checkpoint": "training.checkpoints.checkpoint",
