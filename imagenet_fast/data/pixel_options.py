@@ -107,9 +107,9 @@ class PixelOptions(Options):
     )
     resize_kernel: str = option(
         "auto",
-        "implementation of resizing; native: this package's op, compiled at first use by a C++ "
-        "compiler; tensorflow: TensorFlow's slower ops, which resize to equal pixels, but without "
-        "JPEG indexes, see jpeg_index; auto: native if available",
+        "what reads, decodes and resizes images; native: this package's ops, a batch at a time, "
+        "compiled at first use by a C++ compiler; tensorflow: TensorFlow's slower ops, which make "
+        "equal pixels, but without JPEG indexes, see jpeg_index; auto: native if available",
         group="data",
         choices=("auto", "native", "tensorflow"),
         may_change_on_resume=True,
