@@ -22,6 +22,7 @@ from imagenet_fast.layers.seeds import seed_states
 from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import build_custom, keras_batch_norms, name_of
 from imagenet_fast.training.checkpoints.checkpoint import restore_weights
+from imagenet_fast.training.run import with_model
 
 STEPS = 4
 RAW = {"pixel_mean": (0, 0, 0), "pixel_std": (1, 1, 1)}
@@ -550,7 +551,11 @@ def test_initial_weights_are_not_dropped_silently(config):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda num_classes: None, r"function of the number of classes and the shape.*too many"),
+        (lambda num_classes: None, r"such as def build\(num_cl.*, but takes \(num_classes\)$"),
+        (
+            keras.applications.MobileNetV2,
+            r"give --model=keras:MobileNetV2, or .*: return keras.applications.MobileNetV2\(",
+        ),
         (fails, r"model failed: KeyError: 'filters' \(\S+test_own_model.py, line \d+\)$"),
         (tf_keras, r"returned a tf_keras\.src\S+Functional, of tf_keras: .*`import keras`"),
         (TfKerasModel(), r"^model is a tests\S+TfKerasModel, of tf_keras: .*`import keras`"),
@@ -561,7 +566,7 @@ def test_initial_weights_are_not_dropped_silently(config):
         (Subclassed(10, (8, 8, 3)), "Subclassed is a subclass of keras.Model.*give a function"),
         (around_a_subclass(), r"cannot be copied \(Subclassed in it is a subclass of keras.Model"),
         (gray, "cannot take images of shape .8, 8, 3.: ValueError: Input 0 .*of layer"),
-        ("resnet50", "model is 'resnet50', but it must be a function"),
+        (3, "model is 3, but it must be a function"),
     ],
 )  # fmt: skip
 def test_refused(model, message):
@@ -630,8 +635,10 @@ def test_a_sigmoid_at_the_end_gets_a_warning(capsys):
 
     build_custom("custom", lambda *_: model("sigmoid"), 10, (8, 8, 3))
     assert "model ends in a sigmoid, whose outputs the loss takes as" in capsys.readouterr().err
-    build_custom("custom", lambda *_: model("softmax"), 10, (8, 8, 3))
-    assert "ends in" not in capsys.readouterr().err
+    build_custom("custom:softmax", lambda *_: model("softmax"), 10, (8, 8, 3))
+    errors = capsys.readouterr().err
+    assert "ends in" not in errors
+    assert "model custom:softmax: the softmax at its end is left out, because the" in errors
     inside = [keras.Input((8, 8, 3)), model("sigmoid")]
     build_custom("custom:inside", lambda *_: keras.Sequential(inside), 10, (8, 8, 3))
     assert "inside ends in a sigmoid" in capsys.readouterr().err
@@ -705,6 +712,7 @@ def test_names():
     assert name_of(functional) == f"{__name__}:functional"
     assert name_of(Subclassed.call) == f"{__name__}:Subclassed.call"
     assert name_of(lambda *_: None) == name_of(functional(3, (8, 8, 3))) == "custom"
+    assert name_of("my_module:build") == "my_module:build"
 
 
 MODULE = """
@@ -739,6 +747,23 @@ def test_modules_of_the_working_directory(text, name, message, tmp_path, monkeyp
         assert message in str(error.value)
     else:
         assert build_custom(name, None, 10, (8, 8, 3)).output_shape == (None, 10)
+
+
+def test_a_function_by_its_name(config, tmp_path, monkeypatch, capsys):
+    """Of the working directory, where another module of the name would come later."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "other"), *sys.path])
+    for folder in (tmp_path, tmp_path / "other"):
+        folder.mkdir(exist_ok=True)
+        (folder / "named_twice.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    model = build_model(config, model="named_twice:build")
+    assert model.config.model == "named_twice:build"
+    assert f"model named_twice:build: of {tmp_path}/named_twice.py" in capsys.readouterr().err
+    assert model.custom() == "named_twice:build"
+    initial = config.replace(model="resnet8", initial_weights="runs/none")
+    with pytest.raises(UserError, match="is not for a network of your own"):
+        build_model(initial, model="named_twice:build")
+    assert with_model(initial, "resnet8") == initial
 
 
 # --- The command line

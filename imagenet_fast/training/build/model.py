@@ -76,8 +76,8 @@ def build_model(
       strategy: the strategy; None: the one that ``config`` describes.
       model: your own network instead of ``config.model``: a function from the number of classes and
         the (height, width, 3) of an image to a Keras model that returns logits, called in the
-        strategy's scope and under the precision policy; or a functional or sequential Keras model,
-        which is copied with its weights.
+        strategy's scope and under the precision policy; the name of one, ``module:function``; or a
+        functional or sequential Keras model, which is copied with its weights.
 
     Raises:
       UserError: if the data, the hardware, the initial weights or an option cannot be used.
