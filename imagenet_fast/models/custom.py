@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, first_line, nearest
-from imagenet_fast.base.keras_2 import NOT_TRAINING, layers_in, tensorflow_variables
+from imagenet_fast.base.keras_2 import KEEPS_TRAINING, NOT_TRAINING, layers_in, tensorflow_variables
 from imagenet_fast.base.keras_check import is_tf_keras
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.layers import BatchNormalization
@@ -118,6 +118,24 @@ def expects_bytes(network: keras.Model) -> bool:
         isinstance(layer, keras.layers.Rescaling) and np.max(np.abs(layer.scale)) <= _SCALE_OF_BYTES
         for layer in layers_in(network)
     )
+
+
+def needed_arguments(network: keras.Model) -> dict[str, Any]:
+    """Returns what a symbolic call of a network needs beside its inputs: ``training``, or nothing.
+
+    Raises:
+        UserError: if Keras would then never train the network: from 3.16 on, a graph of layers
+            keeps the value of such a call.
+    """
+    parameter = inspect.signature(network.call).parameters.get("training")
+    if not NOT_TRAINING or parameter is None or parameter.default is not parameter.empty:
+        return {}
+    if KEEPS_TRAINING:
+        raise UserError(
+            f"the call of model {network.name} needs training, which Keras {keras.__version__} "
+            "gives only to those with a default: call(self, images, training=False)"
+        )
+    return NOT_TRAINING
 
 
 def keras_batch_norms(network: keras.Model) -> list[keras.layers.BatchNormalization]:
