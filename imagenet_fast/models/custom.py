@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, first_line, nearest
-from imagenet_fast.base.keras_2 import KEEPS_TRAINING, NOT_TRAINING, layers_in, tensorflow_variables
+from imagenet_fast.base.keras_2 import KERAS_3_16, NOT_TRAINING, layers_in, tensorflow_variables
 from imagenet_fast.base.keras_check import is_tf_keras
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.layers import BatchNormalization
@@ -130,7 +130,7 @@ def needed_arguments(network: keras.Model) -> dict[str, Any]:
     parameter = inspect.signature(network.call).parameters.get("training")
     if not NOT_TRAINING or parameter is None or parameter.default is not parameter.empty:
         return {}
-    if KEEPS_TRAINING:
+    if KERAS_3_16:
         raise UserError(
             f"the call of model {network.name} needs training, which Keras {keras.__version__} "
             "gives only to those with a default: call(self, images, training=False)"

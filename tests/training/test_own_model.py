@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast import Config, UserError, build_model, evaluate, export, make_dataset, train
-from imagenet_fast.base.keras_2 import KERAS_2, layers_in, tensorflow_variables
+from imagenet_fast.base.keras_2 import KERAS_2, KERAS_3_16, layers_in, tensorflow_variables
 from imagenet_fast.base.option import option_text
 from imagenet_fast.layers import (
     BatchNormalization,
@@ -592,8 +592,18 @@ class Required(Subclassed):
         return factor * super().call(images)
 
 
-def test_a_model_whose_call_needs_training(config, tmp_path):
-    model = build_model(config, model=Required)
+class WithDefault(Required):
+    def call(self, images, training=False):
+        return super().call(images, training)
+
+
+@pytest.mark.parametrize("make", [Required, WithDefault])
+def test_a_model_whose_call_has_training(config, make, tmp_path):
+    if KERAS_3_16 and make is Required:
+        with pytest.raises(UserError, match=r"needs training, .* with a default: call\(self, im"):
+            build_model(config, model=make)
+        return
+    model = build_model(config, model=make)
     images = np.full((2, 8, 8, 3), 9, "uint8")
     logits = model(images, training=False).numpy()
     np.testing.assert_allclose(model(images, training=True), 2 * logits, rtol=1e-6)
