@@ -21,6 +21,8 @@ from imagenet_fast.layers import (
 from imagenet_fast.layers.seeds import seed_states
 from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import build_custom, keras_batch_norms, name_of
+from imagenet_fast.models.shape_only import shape_only
+from imagenet_fast.training.build.model import build_classifier
 from imagenet_fast.training.checkpoints.checkpoint import restore_weights
 from imagenet_fast.training.run import with_model
 
@@ -476,6 +478,24 @@ def test_batch_norms_that_cannot_be_replaced(config, capsys):
     with pytest.raises(UserError, match="does not reach 1 batch norms"):
         build_model(ghosts, model=of_all_replicas)
     assert "Keras cannot copy it (GhostBatchNorm" in capsys.readouterr().err
+
+
+def test_batch_norms_of_a_shape_only_model_are_replaced(config):
+    """As ``plan`` and pipelines make it, also with weights that then have no values."""
+
+    def make(num_classes, image_shape):
+        images = keras.Input(image_shape)
+        x = keras.layers.Dense(32)(keras.layers.Flatten()(images))  # 6,144 weights
+        x = keras.layers.BatchNormalization(epsilon=0.01)(x)
+        return keras.Model(images, keras.layers.Dense(num_classes)(x))
+
+    with shape_only():
+        network = network_of(build_classifier(config.replace(model="custom"), "ab", make))
+    assert not keras_batch_norms(network)
+    assert [own.epsilon for own in layers_in(network) if isinstance(own, BatchNormalization)] == [
+        0.01
+    ]
+    assert tuple(network.weights[0].shape) == (192, 32)
 
 
 def test_ghost_batch_norm(config):
