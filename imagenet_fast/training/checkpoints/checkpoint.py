@@ -262,7 +262,10 @@ def _check_weights(path: str, model: Classifier) -> None:
 
     TensorFlow would name no weight, leave warnings behind, and ignore further weights.
     """
-    shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+    try:
+        shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+    except (ValueError, tf.errors.OpError):  # explained where it is restored
+        return
     there = {
         int(match[1]): tuple(shapes[name])
         for name in shapes
