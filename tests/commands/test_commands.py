@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import logging
 import os
 import pathlib
 import re
@@ -43,6 +44,18 @@ def test_each_command_has_help(capsys, name):
         status = end.code
     assert status == 0
     assert capsys.readouterr().out.startswith(f"usage: imagenet-fast {name} ")
+
+
+def test_nothing_follows_an_error(capsys):
+    logger = logging.getLogger("tensorflow")
+    before = logger.level
+    try:
+        logger.setLevel(logging.WARNING)
+        assert commands.run(["trian"]) == 2
+        assert capsys.readouterr().err.endswith("did you mean 'train'?\n")
+        assert not logger.isEnabledFor(logging.WARNING)
+    finally:
+        logger.setLevel(before)
 
 
 def test_help_of_train_has_what_a_newcomer_needs_and_a_way_to_the_rest(capsys):

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.keras_2 import KERAS_2, NOT_TRAINING
+from imagenet_fast.base.keras_2 import KERAS_2
 from imagenet_fast.base.notices import say, warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.shared_options import SharedOptions
@@ -28,7 +28,7 @@ from imagenet_fast.distribute.tpu import is_tpu
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.layers.seeds import UnseededDraws
 from imagenet_fast.models import network_of
-from imagenet_fast.models.custom import CustomModel
+from imagenet_fast.models.custom import CustomModel, needed_arguments
 from imagenet_fast.models.options import is_custom
 from imagenet_fast.optimizers.lookahead import Lookahead
 from imagenet_fast.optimizers.options import UpdateOptions
@@ -76,8 +76,8 @@ def build_model(
       strategy: the strategy; None: the one that ``config`` describes.
       model: your own network instead of ``config.model``: a function from the number of classes and
         the (height, width, 3) of an image to a Keras model that returns logits, called in the
-        strategy's scope and under the precision policy; or a functional or sequential Keras model,
-        which is copied with its weights.
+        strategy's scope and under the precision policy; the name of one, ``module:function``; or a
+        functional or sequential Keras model, which is copied with its weights.
 
     Raises:
       UserError: if the data, the hardware, the initial weights or an option cannot be used.
@@ -275,7 +275,7 @@ def build_classifier(
         pixels = keras.Input(shape, dtype="uint8", name="pixels")
         normalize = PixelNormalization(config.pixel_mean, config.pixel_std, name="normalize")
         # Keras returns a list if a network of the user has one of a single output.
-        (logits,) = tf.nest.flatten(network(normalize(pixels), **NOT_TRAINING))
+        (logits,) = tf.nest.flatten(network(normalize(pixels), **needed_arguments(network)))
         if logits.dtype != tf.float32:  # of a network of the user
             logits = keras.layers.Activation("linear", dtype="float32", name="float32")(logits)
         model = Classifier(
