@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from imagenet_fast import models
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.base.keras_2 import name_of
 from imagenet_fast.base.notices import warn_once
@@ -19,8 +23,12 @@ from imagenet_fast.data.options import DataOptions
 from imagenet_fast.distribute.one_call import assign_everywhere
 from imagenet_fast.layers import Dropout
 from imagenet_fast.models import load, network_of
+from imagenet_fast.models.applications import application_weights, corrected_variance
+from imagenet_fast.models.custom import use_restored_statistics
 from imagenet_fast.models.keras_applications import load_keras_applications_weights
-from imagenet_fast.models.options import is_custom
+from imagenet_fast.models.keras_hub import PRESET_WEIGHTS, preset_weights
+from imagenet_fast.models.libraries import pretrained_weights
+from imagenet_fast.models.options import is_custom, library_of
 from imagenet_fast.training.build.saved_model import read_saved_model
 from imagenet_fast.training.checkpoints.checkpoint import restore_weights
 from imagenet_fast.training.checkpoints.config_file import CONFIG_FILE, stored_config
@@ -30,6 +38,8 @@ from imagenet_fast.training.step.classifier import Classifier
 
 # Weights by layer name and weight name.
 Weights = Mapping[str, Mapping[str, np.ndarray]]
+# Weights by their full names, in the order of a network's.
+NamedArrays = Sequence[tuple[str, np.ndarray]]
 
 # Pixel mean of Keras applications' pretrained networks: red, green, blue.
 _KERAS_MEAN = (123.68, 116.779, 103.939)
@@ -40,6 +50,13 @@ _UNSEEN_IN_WEIGHTS = (
 )
 # Bytes of a head for many classes, which a network for others does not have.
 _MOST_BEYOND_NETWORK = 2**30
+_SOURCES_OF_LIBRARIES = (
+    "the model_dir of a run with this network, a preset folder of KerasHub, a .keras file that "
+    "`model.save` wrote or, for keras:NAME, a .weights.h5 file that `model.save_weights` wrote; what "
+    "Keras published goes into its cache, for --pretrained"
+)
+# Of classification heads of libraries, which those who fine-tune may have replaced.
+_OF_HEAD = re.compile(r"(^|/)(logits|predictions|pre_logits)/[^/]+$")
 _SOURCES = (
     "the model_dir of a trained run, a SavedModel that `export` or tf_keras wrote, a .keras file "
     "that `model.save` wrote, or a file of Keras applications' weights (.h5)"
@@ -92,24 +109,25 @@ def load_initial_weights(
     """
     config, network = model.config, network_of(model)
     assert config is not None
+    if library_of(config.model):
+        source, has_head = _load_of_library(model, rebuild)
+        model.restart_shadow_weights()
+        head = "including" if has_head else "except"
+        return f"initial weights: those of {source}, {head} the classification head"
     path = to_path(config.initial_weights)
     labels: tuple[str, ...] = ()  # which files of Keras do not have
     if path.is_file() and path.suffix != ".keras":
         _set_from_keras(network, config, path)
     else:
         if path.is_file():
-            weights = _by_layer(load(path).variables)
+            weights = _by_layer(_named(load(path).variables))
         elif (path / "saved_model.pb").is_file():
             weights, labels = _read_export(path, network)
         elif (path / CONFIG_FILE).is_file():
-            run = stored_config(str(path))
-            if is_custom(run.model):
-                raise UserError(
-                    f"initial_weights: the network of the run in {path} is code, {run.model}: load "
-                    "its weights in the function that makes your network"
-                )
+            run = _run_in(path)
             _warn_of_another_network(config, run)
-            weights, labels = _read_run(run, rebuild)
+            arrays, labels = _read_run(run, rebuild)
+            weights = _by_layer(arrays)
         elif path.exists():
             raise UserError(f"initial_weights: {path} is neither {_SOURCES}")
         else:
@@ -120,6 +138,84 @@ def load_initial_weights(
     model.restart_shadow_weights()
     head = "including" if labels == model.labels else "except"
     return f"initial weights: those of {path}, {head} the classification head (logits)"
+
+
+def _load_of_library(
+    model: Classifier, rebuild: Callable[[Config, Sequence[str]], Classifier]
+) -> tuple[str, bool]:
+    """Loads weights into a network of a library.
+
+    Returns:
+      Their source, and whether it has the classification head, too.
+    """
+    config, network = model.config, network_of(model)
+    assert config is not None
+    if config.pretrained:
+        _set_in_order(network, _named(pretrained_weights(config.model)), config.model)
+        return f"{config.model}, pretrained", False
+    path = to_path(config.initial_weights)
+    if not path.exists():
+        raise UserError(f"initial_weights: {path} does not exist: give {_SOURCES_OF_LIBRARIES}")
+    labels: tuple[str, ...] = ()
+    if (path / PRESET_WEIGHTS).is_file():
+        arrays = _named(preset_weights(path))
+    elif (path / CONFIG_FILE).is_file():
+        arrays, labels = _read_run(_run_in(path), rebuild)
+    elif path.suffix == ".keras":
+        arrays = _named(load(path).weights)
+    elif path.name.endswith(".weights.h5") and config.model.startswith("keras:"):
+        arrays = _named(application_weights(config.model.partition(":")[2], path))
+    else:
+        raise UserError(f"initial_weights: {path} is not {_SOURCES_OF_LIBRARIES}")
+    _set_in_order(network, arrays, path, with_head=labels == model.labels)
+    return str(path), labels == model.labels
+
+
+def _set_in_order(
+    network: keras.Model, source: NamedArrays, name: object, *, with_head: bool = False
+) -> None:
+    """Sets a network's weights to others in the same order, which may end before the head.
+
+    Names would not do: Keras numbers layers that have none, and those inside of others recur.
+
+    Args:
+      network: of a library.
+      source: weights of the same network, with or without a head of any kind.
+      name: of the source, for messages.
+      with_head: whether to set the last layer, too.
+    """
+    head = models.head(network)
+    last = {id(variable) for variable in head.weights} if head and not with_head else set()
+    variables, values = [], []
+    for variable, (full_name, value) in itertools.zip_longest(
+        network.weights, source, fillvalue=("nothing", np.zeros(()))
+    ):
+        if isinstance(variable, tuple) or id(variable) in last:
+            break
+        own = name_of(variable)
+        role, shape = own.rpartition("/")[2], tuple(variable.shape)
+        if (full_name.rpartition("/")[2], value.shape) != (role, shape):
+            if _OF_HEAD.search(own):  # files may have another one
+                break
+            raise UserError(
+                f"initial_weights: {name} holds another network than {network.name}: in place of "
+                f"{own} of {shape} it has {full_name} of {value.shape}"
+            )
+        variables.append(variable)
+        values.append(corrected_variance(value) if role == "variance" else value)
+    assign_everywhere(variables, values)
+    use_restored_statistics(network)
+
+
+def _run_in(path: Path) -> Config:
+    """Returns the configuration of a run whose network is no code."""
+    run = stored_config(str(path))
+    if is_custom(run.model):
+        raise UserError(
+            f"initial_weights: the network of the run in {path} is code, {run.model}: load "
+            "its weights in the function that makes your network"
+        )
+    return run.replace(pretrained=False, freeze_through="")
 
 
 def _warn_of_another_network(config: Config, run: Config) -> None:
@@ -135,13 +231,13 @@ def _warn_of_another_network(config: Config, run: Config) -> None:
 
 def _read_run(
     run: Config, rebuild: Callable[[Config, Sequence[str]], Classifier]
-) -> tuple[Weights, tuple[str, ...]]:
+) -> tuple[NamedArrays, tuple[str, ...]]:
     """Returns the (moving-average) weights of a run's last checkpoint, and its classes."""
     with no_larger_than(checkpoint_of(run.model_dir)):
         model = rebuild(run.on_one_device(), read_labels(run.model_dir))
     restore_weights(model, run.model_dir)
     with model.averaged_weights():
-        return _by_layer(network_of(model).variables), model.labels
+        return _named(network_of(model).weights), model.labels
 
 
 def _read_export(path: Path, network: keras.Model) -> tuple[Weights, tuple[str, ...]]:
@@ -160,12 +256,16 @@ def _read_export(path: Path, network: keras.Model) -> tuple[Weights, tuple[str, 
     return weights, labels
 
 
-def _by_layer(variables: Iterable[tf.Variable]) -> Weights:
+def _named(variables: Iterable[tf.Variable]) -> NamedArrays:
+    return [(name_of(variable), variable.numpy()) for variable in variables]
+
+
+def _by_layer(arrays: NamedArrays) -> Weights:
     weights: dict[str, dict[str, np.ndarray]] = {}
-    for variable in variables:
-        if tf.as_dtype(variable.dtype).is_floating:  # the state of dropout is not
-            layer, name = _layer_and_name(name_of(variable))
-            weights.setdefault(layer, {})[name] = variable.numpy()
+    for full_name, value in arrays:
+        if tf.as_dtype(value.dtype).is_floating:  # the state of dropout is not
+            layer, name = _layer_and_name(full_name)
+            weights.setdefault(layer, {})[name] = value
     return weights
 
 
