@@ -180,7 +180,8 @@ def _maker(name: str) -> Callable[..., keras.Model]:
 
 
 def _download_target(error: BaseException) -> str | None:
-    """Returns where Keras would have stored the file that it failed to download; None: no file."""
+    """Returns where Keras would have stored a file that it failed to download; None: no file."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    targets = [own.f_locals.get("download_target") for own in frames if own.f_code.co_name == "get_file"]
+    frames = [frame for frame in frames if frame.f_code.co_name == "get_file"]
+    targets = [frame.f_locals.get("download_target") for frame in frames]
     return next(filter(None, targets), None)

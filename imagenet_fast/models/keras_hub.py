@@ -112,7 +112,8 @@ def preset_normalization(folder: Path) -> Normalization | None:
     try:
         if "variance" in config and "mean" in config:  # as before KerasHub 0.18
             stds = [math.sqrt(own) for own in config["variance"]]
-            scale, offset = [scale / own for own in stds], [-m / s for m, s in zip(config["mean"], stds)]
+            scale = [scale / own for own in stds]
+            offset = [-mean / own for mean, own in zip(config["mean"], stds)]
         scales = _of_colors(1.0 if scale is None else scale)
         offsets = _of_colors(0.0 if offset is None else offset)
         means = tuple(-own / factor for own, factor in zip(offsets, scales))
@@ -146,7 +147,9 @@ def preset_weights(folder: Path) -> list[Any]:
             backbone, _ = _backbone(folder, None)
         set_all_weights(backbone, read_hdf5(content))
     except (KeyError, OSError, ValueError) as error:
-        raise UserError(f"{path} does not hold the weights of {_CONFIG}: {first_line(error)}") from None
+        raise UserError(
+            f"{path} does not hold the weights of {_CONFIG}: {first_line(error)}"
+        ) from None
     return backbone.weights
 
 
@@ -175,8 +178,8 @@ def _backbone(
     name = config["class_name"]
     if name not in kinds:
         raise UserError(
-            f"{folder / _CONFIG} describes {name[:100]!r}, but must describe a backbone of an image "
-            f"classifier of KerasHub{choices_hint(name[:100], sorted(kinds))}"
+            f"{folder / _CONFIG} describes {name[:100]!r}, but must describe a backbone of an "
+            f"image classifier of KerasHub{choices_hint(name[:100], sorted(kinds))}"
         )
     kind = kinds[name].backbone_cls
     arguments = {key: own for key, own in config["config"].items() if key not in _OURS}

@@ -57,7 +57,9 @@ def test_a_network_takes_colors_in_the_order_of_its_weights():
     np.testing.assert_allclose(network(normalized), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["MobileNetV3Small", pytest.param("ConvNeXtTiny", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name", ["MobileNetV3Small", pytest.param("ConvNeXtTiny", marks=pytest.mark.long)]
+)
 def test_a_network_is_that_of_keras_with_a_new_head(name):
     network = build_application(name, 5, (None, None, 3))
     theirs = getattr(keras.applications, name)(include_top=False, weights=None, pooling="avg")

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -25,6 +24,7 @@ from imagenet_fast.layers import Dropout
 from imagenet_fast.models import load, network_of
 from imagenet_fast.models.applications import application_weights, corrected_variance
 from imagenet_fast.models.custom import use_restored_statistics
+from imagenet_fast.models.depth import blocks_of, name_of_block
 from imagenet_fast.models.keras_applications import load_keras_applications_weights
 from imagenet_fast.models.keras_hub import PRESET_WEIGHTS, preset_weights
 from imagenet_fast.models.libraries import pretrained_weights
@@ -50,10 +50,11 @@ _UNSEEN_IN_WEIGHTS = (
 )
 # Bytes of a head for many classes, which a network for others does not have.
 _MOST_BEYOND_NETWORK = 2**30
+ALL_BUT_HEAD = "all_but_head"
 _SOURCES_OF_LIBRARIES = (
     "the model_dir of a run with this network, a preset folder of KerasHub, a .keras file that "
-    "`model.save` wrote or, for keras:NAME, a .weights.h5 file that `model.save_weights` wrote; what "
-    "Keras published goes into its cache, for --pretrained"
+    "`model.save` wrote or, for keras:NAME, a .weights.h5 file that `model.save_weights` wrote; "
+    "what Keras published goes into its cache, for --pretrained"
 )
 # Of classification heads of libraries, which those who fine-tune may have replaced.
 _OF_HEAD = re.compile(r"(^|/)(logits|predictions|pre_logits)/[^/]+$")
@@ -67,26 +68,38 @@ def freeze(network: keras.Model, through: str) -> None:
     """Freezes a network's first layers, with the moving averages of their batch norm.
 
     Args:
-      network: functional, from ``models.build``.
+      network: functional, from ``models.build`` or of a library.
       through: the last layers to freeze: a layer's name, or the prefix of a part's layers
-        (``stage2`` for ``stage2_block1_conv1`` and so on).
+        (``stage2`` for ``stage2_block1_conv1`` and so on); a number of ``blocks_of``; or
+        ``all_but_head``.
 
     Raises:
       UserError: if there are no such layers, or none is left to train.
     """
-    names = [layer.name for layer in network.layers]
-    matching = [i for i, name in enumerate(names) if f"{name}_".startswith(f"{through}_")]
-    if not matching:
-        before_logits = names[1 : names.index("logits")]
-        parts = list(dict.fromkeys(name.split("_")[0] for name in before_logits))
+    blocks = blocks_of(network)
+    if through == ALL_BUT_HEAD or through.isdecimal():
+        count = len(blocks) - 1 if through == ALL_BUT_HEAD else int(through)
+        frozen = list(itertools.chain(*blocks[:count]))
+    else:
+        # In a network of a library, they may be in its backbone.
+        inside = list(itertools.chain(*blocks))
+        frozen = _through(network.layers, through) or _through(inside, through)
+    if not frozen:
+        parts = [name_of_block(block) for block in blocks[:-1]]
         raise UserError(
             f"freeze_through={through}: {network.name} has no such layers"
             f"{nearest(through, parts)}; its parts are {', '.join(parts)}"
         )
-    for layer in network.layers[: matching[-1] + 1]:
+    for layer in frozen:
         layer.trainable = False
     if not network.trainable_variables:
         raise UserError(f"freeze_through={through} leaves nothing of {network.name} to train")
+
+
+def _through(layers: Sequence[keras.layers.Layer], through: str) -> list[keras.layers.Layer]:
+    """Returns the layers through the last whose name is, or begins with, this; none: no layer's."""
+    matching = [i for i, own in enumerate(layers) if f"{own.name}_".startswith(f"{through}_")]
+    return list(layers[: matching[-1] + 1]) if matching else []
 
 
 def load_initial_weights(
@@ -192,9 +205,9 @@ def _set_in_order(
     ):
         if isinstance(variable, tuple) or id(variable) in last:
             break
-        own = name_of(variable)
-        role, shape = own.rpartition("/")[2], tuple(variable.shape)
-        if (full_name.rpartition("/")[2], value.shape) != (role, shape):
+        own, shape = name_of(variable), tuple(variable.shape)
+        role = _role(own)
+        if (_role(full_name), value.shape) != (role, shape):
             if _OF_HEAD.search(own):  # files may have another one
                 break
             raise UserError(
@@ -205,6 +218,11 @@ def _set_in_order(
         values.append(corrected_variance(value) if role == "variance" else value)
     assign_everywhere(variables, values)
     use_restored_statistics(network)
+
+
+def _role(name: str) -> str:
+    """Returns ``kernel`` of ``layer/kernel``, and ``variable`` of ``layer/variable_3``."""
+    return re.sub(r"_\d+$", "", name.rpartition("/")[2])
 
 
 def _run_in(path: Path) -> Config:

@@ -208,8 +208,8 @@ def pixel_normalization(config: Config) -> tuple[Sequence[float], Sequence[float
         if own is not None:
             return own.mean, own.std
         warn_once(
-            f"{config.model} does not say how its pixels are normalized: they are by pixel_mean and "
-            "pixel_std"
+            f"{config.model} does not say how its pixels are normalized: they are by pixel_mean "
+            "and pixel_std"
         )
     return config.pixel_mean, config.pixel_std
 
