@@ -51,16 +51,6 @@ def blocks_of(network: keras.Model) -> list[Block]:
     return [*blocks.values()]
 
 
-def depth_of_variables(network: keras.Model) -> dict[int, int]:
-    """Returns the number of the block of each variable, by the variable's identity."""
-    return {
-        id(variable): depth
-        for depth, block in enumerate(blocks_of(network))
-        for layer in block
-        for variable in layer.weights
-    }
-
-
 def name_of_block(block: Block) -> str:
     """Returns the name of a block for people."""
     layers = [layer for layer in block if _has_kernel(layer)] or block

@@ -52,7 +52,7 @@ def preset_folder(preset: str, download: bool = False) -> Path:
         )
     handle = presets[preset]["kaggle_handle"].removeprefix("kaggle://")
     cache = os.environ.get("KAGGLEHUB_CACHE") or "~/.cache/kagglehub"
-    folder = to_path(cache).expanduser() / "models" / handle
+    folder = to_path(os.path.expanduser(cache), "models", handle)  # noqa: PTH111
     if (folder / _CONFIG).is_file():
         return folder
     if not download:
@@ -108,7 +108,8 @@ def preset_normalization(folder: Path) -> Normalization | None:
     config = _converter(folder)
     if config is None:
         return None
-    scale, offset = config.get("scale"), config.get("offset")
+    scale: Any = config.get("scale")
+    offset: Any = config.get("offset")
     try:
         if "variance" in config and "mean" in config:  # as before KerasHub 0.18
             stds = [math.sqrt(own) for own in config["variance"]]
@@ -158,7 +159,7 @@ def _library() -> ModuleType:
         import keras_hub
     except ImportError as error:
         raise UserError(
-            f"keras_hub: needs KerasHub: {how_to_install('keras_hub')} ({first_line(error)})"
+            f"keras_hub: needs KerasHub: {how_to_install('keras-hub')} ({first_line(error)})"
         ) from None
     return keras_hub
 
