@@ -96,7 +96,7 @@ def build_preset(
             head = {key: head[key] for key in head.keys() - _OURS}
     # Its own class would have methods and attributes that the network does not need.
     task = kind(backbone, num_classes=num_classes, head_dtype="float32", **_plain(folder, head))
-    return keras.Model(task.inputs, task.outputs[0], name=backbone.name)
+    return keras.Model(task.inputs[0], task.outputs[0], name=backbone.name)
 
 
 def preset_normalization(folder: Path) -> Normalization | None:

@@ -42,6 +42,16 @@ def library_of(model: str) -> tuple[str, str] | None:
     return (match[1], match[2]) if match else None
 
 
+class _LibraryNames(tuple):
+    """Stands for all networks of other libraries."""
+
+    def __contains__(self, model: object) -> bool:
+        return library_of(str(model)) is not None
+
+
+_OF_LIBRARIES = OnlyIf("model", _LibraryNames(("keras:NAME", "keras_hub:PRESET")))
+# Users' functions make their own weights.
+_NAMED = OnlyIf("model", MODEL_NAMES, alternative=_OF_LIBRARIES)
 # Models with options that others lack; a test compares with `models.option_names`.
 _IMAGENET_RESNETS = OnlyIf("model", _IMAGENET_RESNET_NAMES)
 _RESNETS = OnlyIf("model", _IMAGENET_RESNET_NAMES + _CIFAR_RESNET_NAMES)
@@ -85,7 +95,7 @@ class ModelOptions(SharedOptions):
         choices=MODEL_NAMES,
         check=Check(
             lambda value: is_custom(value) or library_of(value) is not None,
-            "be keras:NAME, keras_hub:PRESET or module:function",
+            "be module:function, keras:NAME or keras_hub:PRESET",
         ),
         in_evaluation=True,
     )
@@ -187,12 +197,14 @@ class ModelOptions(SharedOptions):
         "keras:NAME); the classification head is new unless the classes are the same, which only "
         "runs and exports name; empty: random weights",
         group="model",
+        only_if=_NAMED,
     )
     pretrained: bool = option(
         False,
         "start keras:NAME and keras_hub:PRESET with their library's pretrained weights, from its "
         "cache, downloaded if they are not there, or from the preset's folder",
         group="model",
+        only_if=_OF_LIBRARIES,
         in_files_of_runs=False,
     )
     normalization: str = option(
@@ -201,6 +213,7 @@ class ModelOptions(SharedOptions):
         "pretrained weights need, for others pixel_mean and pixel_std; pixel_mean: these for all",
         group="model",
         choices=("auto", "pixel_mean"),
+        only_if=_OF_LIBRARIES,
         in_evaluation=True,
     )
     freeze_through: str = option(
@@ -331,17 +344,6 @@ class ModelOptions(SharedOptions):
     def _check_together(self) -> None:
         super()._check_together()
         check_activation(self.model, self.activation)
-        named = library_of(self.model) is not None
-        if self.initial_weights and is_custom(self.model):
-            raise UserError(
-                f"initial_weights={self.initial_weights} is not for {self.model}, a network of "
-                "your own: load the weights in the function that makes it"
-            )
-        for name, given in (("pretrained", self.pretrained), ("normalization", self.normalization)):
-            if given not in (False, "auto") and not named:
-                raise UserError(
-                    f"{name} is for keras:NAME and keras_hub:PRESET, but model is {self.model}"
-                )
         if self.pretrained and self.initial_weights:
             raise UserError("pretrained and initial_weights are both weights: leave out one")
         if self.freeze_through and not (self.initial_weights or self.pretrained):

@@ -48,8 +48,10 @@ class OptimizerOptions(SharedOptions):
         "such as learning_rate and weight_decay, is given by that",
         group="optimization",
         check=Check(
-            lambda value: all(own.partition("=")[0].isidentifier() for own in value)
-            and all("=" in own for own in value),
+            lambda value: (
+                all(own.partition("=")[0].isidentifier() for own in value)
+                and all("=" in own for own in value)
+            ),
             "be NAME=VALUE, each",
         ),
         only_if=OnlyIf("optimizer", ("sgd", "lars", "muon"), unless=True),

@@ -14,7 +14,7 @@ from imagenet_fast import Config, build_model, make_dataset
 from imagenet_fast.optimizers.slots import variables_of
 from imagenet_fast.training.checkpoints.checkpoint import Checkpoints
 
-STEPS = 4
+STEPS = 2
 ARGUMENTS = {
     "lion": ("beta_1=0.95", "beta_2=0.98"),
     "adamw": ("beta_2=0.99",),
@@ -32,6 +32,10 @@ def network(num_classes, image_shape):
     return keras.Model(images, logits)
 
 
+def train(config, model):
+    model.fit(make_dataset(config, "train"), epochs=1, steps_per_epoch=STEPS, verbose=0)
+
+
 def main():
     options, folder, out = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
     results = {}
@@ -44,12 +48,8 @@ def main():
             model_dir=f"{folder}/{name}",
         )
 
-        def trained(epochs, model):
-            dataset = make_dataset(config, "train")
-            model.fit(dataset, epochs=epochs, steps_per_epoch=STEPS // 2, verbose=0)
-
         model = build_model(config, model=network)
-        trained(1, model)
+        train(config, model)
         results |= {f"{name}/{i}": own.numpy() for i, own in enumerate(model.trainable_variables)}
         results |= {
             f"{name}/slot{i}": own.numpy() for i, own in enumerate(variables_of(model.optimizer))
@@ -57,10 +57,10 @@ def main():
         if config.strategy == "one_device":
             checkpoints = Checkpoints(model, config)
             checkpoints.save(1, {})
-            trained(1, model)
+            train(config, model)
             other = build_model(config, model=network)
             Checkpoints(other, config).restore()
-            trained(1, other)
+            train(config, other)
             for one, two in itertools.zip_longest(
                 [*model.weights, *variables_of(model.optimizer)],
                 [*other.weights, *variables_of(other.optimizer)],

@@ -1,4 +1,4 @@
-"""Keras' optimizers with their arguments and layer-wise learning rates: replicas and checkpoints."""
+"""Keras' optimizers with arguments and layer-wise learning rates: replicas and checkpoints."""
 
 import json
 import pathlib
