@@ -312,6 +312,15 @@ def test_users_networks_do_not_get_the_options_of_the_packages(name):
         Config(model="my_module:build", **{name: OTHER[name]})
 
 
+def test_networks_of_keras_have_their_image_size_unless_another_is_given():
+    model = "keras:Xception"
+    assert Config.from_changes({"model": model}).image_size == 299
+    assert Config.from_changes({"model": model, "image_size": 224}).image_size == 224
+    assert Config.from_flagfile("digits", model=model).image_size == 32
+    assert Config.from_changes({"model": "resnet50"}).image_size == 224
+    assert Config.from_changes({}) == Config()
+
+
 def test_recipe_of_the_paper_is_the_default():
     """Goyal et al. 2017, for one server of 8 GPUs."""
     config = Config()

@@ -17,10 +17,11 @@ from imagenet_fast.models.applications import (
 from imagenet_fast.models.keras_hub import (
     build_preset,
     preset_folder,
+    preset_image_size,
     preset_normalization,
     preset_weights,
 )
-from imagenet_fast.models.options import library_of
+from imagenet_fast.models.options import library_of, own_image_size
 
 
 def build_by_name(
@@ -60,6 +61,19 @@ def own_normalization(model: str) -> Normalization | None:
     if library == "keras":
         return application_normalization(name)
     return preset_normalization(preset_folder(name))
+
+
+def trained_on(model: str) -> int | None:
+    """Returns the size of the images on which a network of a library was trained; None: unknown.
+
+    Args:
+        model: ``keras:NAME`` or ``keras_hub:PRESET``.
+
+    Raises:
+        UserError: if there is no such network.
+    """
+    library, name = _parts(model)
+    return own_image_size(model) if library == "keras" else preset_image_size(preset_folder(name))
 
 
 def pretrained_weights(model: str) -> list[Any]:

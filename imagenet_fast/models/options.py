@@ -42,6 +42,26 @@ def library_of(model: str) -> tuple[str, str] | None:
     return (match[1], match[2]) if match else None
 
 
+# Of Keras Applications' networks, the size of the images on which they were trained, if not 224.
+_SIZES = {
+    **dict.fromkeys(("InceptionResNetV2", "InceptionV3", "Xception"), 299),
+    "NASNetLarge": 331,
+    **{f"EfficientNetB{i + 1}": size for i, size in enumerate((240, 260, 300, 380, 456, 528, 600))},
+    **{f"EfficientNetV2{name}": size for name, size in (("B1", 240), ("B2", 260), ("B3", 300))},
+    **dict.fromkeys(("EfficientNetV2S",), 384),
+    **dict.fromkeys(("EfficientNetV2M", "EfficientNetV2L"), 480),
+}
+
+
+def own_image_size(model: str) -> int | None:
+    """Returns the size of the images on which a network of Keras Applications was trained.
+
+    None: it is none of theirs.
+    """
+    library, name = library_of(model) or ("", "")
+    return _SIZES.get(name, 224) if library == "keras" else None
+
+
 class _LibraryNames(tuple):
     """Stands for all networks of other libraries."""
 

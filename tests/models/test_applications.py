@@ -18,6 +18,7 @@ from imagenet_fast.models.applications import (
     corrected_variance,
     pretrained_application,
 )
+from imagenet_fast.models.options import own_image_size
 
 pytestmark = pytest.mark.skipif(KERAS_2, reason="needs Keras 3")
 # One network for each of Keras' modules.
@@ -134,3 +135,22 @@ def test_downloads_wait_for_each_other(tmp_path, monkeypatch):
     monkeypatch.setattr(applications.fcntl, "flock", lambda *arguments: calls.append(arguments))
     with applications.one_process_downloads():
         assert calls[0][1] == applications.fcntl.LOCK_EX
+
+
+def test_networks_have_the_sizes_of_keras(monkeypatch):
+    class FoundError(Exception):
+        pass
+
+    def obtain_input_shape(_, default_size, **__):
+        raise FoundError(default_size)
+
+    utilities = keras.src.applications.imagenet_utils
+    monkeypatch.setattr(utilities, "obtain_input_shape", obtain_input_shape)
+    for name in application_names():
+        if name.startswith("MobileNetV3"):  # it has no default
+            continue
+        with pytest.raises(FoundError) as found:
+            getattr(keras.applications, name)(weights=None)
+        assert own_image_size(f"keras:{name}") == found.value.args[0], name
+    assert own_image_size("keras_hub:resnet") is None
+    assert own_image_size("resnet50") is None

@@ -31,7 +31,7 @@ from imagenet_fast.models.custom import (
     set_batch_norms,
 )
 from imagenet_fast.models.graph import is_functional
-from imagenet_fast.models.libraries import build_by_name, own_normalization
+from imagenet_fast.models.libraries import build_by_name, own_normalization, trained_on
 from imagenet_fast.models.options import is_custom, library_of
 from imagenet_fast.pipeline_parallel.balance import balance_for
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
@@ -181,6 +181,7 @@ def _build_custom(
     _check_dtypes(config, network)
     draw_by_replica(network)
     if library_of(config.model):
+        _tell_of_image_size(config)
         return network
     inputs = network.inputs if is_functional(network) else []
     dtypes = [tf.as_dtype(tensor.dtype) for tensor in inputs]
@@ -195,6 +196,16 @@ def _build_custom(
             f"normalized pixels: {_FOR_BYTES}, or leave out the layer"
         )
     return network
+
+
+def _tell_of_image_size(config: Config) -> None:
+    """Says on which images a network of a library was trained, if they have another size."""
+    size = trained_on(config.model)
+    if size and size != config.image_size:
+        warn_once(
+            f"{config.model} was trained on images of {size} pixels, this run's have "
+            f"{config.image_size}"
+        )
 
 
 def pixel_normalization(config: Config) -> tuple[Sequence[float], Sequence[float]]:

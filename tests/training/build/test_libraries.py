@@ -60,7 +60,9 @@ def test_files_of_other_networks_and_kinds_are_refused(theirs, tmp_path):
         build_model(NAMED.replace(initial_weights=str(tmp_path)))
     x = keras.Input([3])
     keras.Model(x, keras.layers.Dense(2)(x)).save(tmp_path / "other.keras")
-    with pytest.raises(UserError, match=r"other\.keras holds another network than MobileNetV3Small"):
+    with pytest.raises(
+        UserError, match=r"other\.keras holds another network than MobileNetV3Small"
+    ):
         build_model(NAMED.replace(initial_weights=str(tmp_path / "other.keras")))
 
 
@@ -130,7 +132,7 @@ def test_options_that_contradict_each_other(options, message):
 
 
 def test_unknown_names_and_small_images_are_errors_before_any_work():
-    with pytest.raises(UserError, match="no model keras:VGG61; did you mean .*VGG16"):
+    with pytest.raises(UserError, match=r"no model keras:VGG61; did you mean .*VGG16"):
         build_model(SMALL.replace(model="keras:VGG61"))
     with pytest.raises(UserError, match="keras:Xception failed: ValueError: Input size must be"):
         build_model(SMALL.replace(model="keras:Xception"))
