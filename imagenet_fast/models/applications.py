@@ -159,13 +159,12 @@ def corrected_variance(value: np.ndarray) -> np.ndarray:
 @contextlib.contextmanager
 def one_process_downloads() -> Iterator[None]:
     """Waits in the context until no other process of this account and machine is in it."""
-    home = os.open(pathlib.Path.home(), os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # of a file system without locks
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # without a home, or without locks in its file system
+            home = os.open(pathlib.Path.home(), os.O_RDONLY)
+            stack.callback(os.close, home)
             fcntl.flock(home, fcntl.LOCK_EX)  # released with the process
         yield
-    finally:
-        os.close(home)
 
 
 def _makes(own: Any) -> bool:

@@ -118,8 +118,8 @@ def preset_normalization(folder: Path) -> Normalization | None:
         scales = _of_colors(1.0 if scale is None else scale)
         offsets = _of_colors(0.0 if offset is None else offset)
         means = tuple(-own / factor for own, factor in zip(offsets, scales))
-        return Normalization(means, tuple(1 / own for own in scales))
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+        return Normalization(_of_colors([*means]), _of_colors([1 / own for own in scales]))
+    except (ArithmeticError, TypeError, ValueError) as error:
         raise UserError(f"{folder} has a damaged image converter: {error}") from None
 
 
@@ -186,9 +186,9 @@ def _backbone(
     arguments = {key: own for key, own in config["config"].items() if key not in _OURS}
     shape = image_shape or config["config"].get("image_shape")
     arguments = _plain(folder, arguments)
-    if shape is not None:
-        arguments["image_shape"] = tuple(shape)
     try:
+        if shape is not None:
+            arguments["image_shape"] = tuple(shape)
         return kind(**arguments), kinds[name]
     except Exception as error:  # for wrong arguments, of any class
         raise UserError(

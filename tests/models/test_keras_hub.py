@@ -119,6 +119,18 @@ def test_weights_of_another_network_are_refused(presets, tmp_path):
         preset_weights(changed(presets, tmp_path, deeper))
 
 
+@pytest.mark.parametrize("scale", [0, [1, 2], "1", [10**400] * 3, {"class_name": "x"}, [-1, 1, 1]])
+def test_a_damaged_image_converter_is_an_error(presets, tmp_path, scale):
+    folder = changed(presets, tmp_path, lambda config: None)
+    file = folder / "image_converter.json"
+    config = json.loads(file.read_text())
+    config["config"]["scale"] = scale
+    file.write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"std|damaged image converter"):
+        normalization = preset_normalization(folder)
+        PixelNormalization(normalization.mean, normalization.std)
+
+
 def test_presets_that_are_nowhere(tmp_path, monkeypatch):
     monkeypatch.setenv("KAGGLEHUB_CACHE", str(tmp_path))
     with pytest.raises(UserError, match=r"neither a preset .*; did you mean .*resnet_50_imagenet"):
