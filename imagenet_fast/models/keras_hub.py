@@ -246,7 +246,8 @@ def _converter(folder: Path) -> dict[str, Any] | None:
 
 
 def _of_colors(value: Any) -> tuple[float, ...]:
-    values = [float(own) for own in (value if isinstance(value, list) else [value] * 3)]
-    if len(values) != 3 or not all(map(math.isfinite, values)):
+    values = value if isinstance(value, list) else [value] * 3
+    numbers = all(isinstance(own, (int, float)) and math.isfinite(own) for own in values)
+    if len(values) != 3 or not numbers:
         raise ValueError(f"{value!r} is not a number, or one for each color")
-    return tuple(values)
+    return tuple(map(float, values))

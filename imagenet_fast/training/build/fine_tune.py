@@ -76,14 +76,13 @@ def freeze(network: keras.Model, through: str) -> None:
     Raises:
       UserError: if there are no such layers, or none is left to train.
     """
-    blocks = blocks_of(network)
+    frozen = _through(network.layers, through)
+    blocks = [] if frozen else blocks_of(network)
     if through == ALL_BUT_HEAD or through.isdecimal():
         count = len(blocks) - 1 if through == ALL_BUT_HEAD else int(through)
         frozen = list(itertools.chain(*blocks[:count]))
-    else:
-        # In a network of a library, they may be in its backbone.
-        inside = list(itertools.chain(*blocks))
-        frozen = _through(network.layers, through) or _through(inside, through)
+    elif not frozen:  # in a network of a library, they may be in its backbone
+        frozen = _through(list(itertools.chain(*blocks)), through)
     if not frozen:
         parts = [name_of_block(block) for block in blocks[:-1]]
         raise UserError(
