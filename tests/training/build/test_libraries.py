@@ -119,7 +119,7 @@ def test_weight_decay_shrinks_with_the_learning_rate_of_a_layer():
         ({"pretrained": True}, "pretrained=true is for model=keras:NAME or model=keras_hub:"),
         ({"normalization": "pixel_mean"}, "normalization=pixel_mean is for model=keras:NAME"),
         ({"model": "keras:VGG16", "pretrained": True, "initial_weights": "x"}, "leave out one"),
-        ({"model": "my:net", "initial_weights": "x"}, "initial_weights=x is for model=resnet18 or"),
+        ({"model": "my:net", "initial_weights": "x"}, "initial_weights=x is not for model=my:net"),
         ({"model": "keras:VGG16", "freeze_through": "1"}, "give --initial_weights or --pretrained"),
         ({"layer_decay": 0.0}, "layer_decay is 0, but must be in"),
         ({"optimizer_arguments": ("a=1",)}, "optimizer_arguments=a=1 has no effect"),
