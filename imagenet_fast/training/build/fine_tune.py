@@ -51,6 +51,8 @@ _UNSEEN_IN_WEIGHTS = (
 # Bytes of a head for many classes, which a network for others does not have.
 _MOST_BEYOND_NETWORK = 2**30
 ALL_BUT_HEAD = "all_but_head"
+# Where layers' names begin with fewer words, as in ConvNeXt, messages have those of blocks.
+_LEAST_PARTS = 3
 _SOURCES_OF_LIBRARIES = (
     "the model_dir of a run with this network, a preset folder of KerasHub, a .keras file that "
     "`model.save` wrote or, for keras:NAME, a .weights.h5 file that `model.save_weights` wrote; "
@@ -84,7 +86,9 @@ def freeze(network: keras.Model, through: str) -> None:
     elif not frozen:  # in a network of a library, they may be in its backbone
         frozen = _through(list(itertools.chain(*blocks)), through)
     if not frozen:
-        parts = [name_of_block(block) for block in blocks[:-1]]
+        names = [name_of_block(block) for block in blocks[:-1]]
+        parts = list(dict.fromkeys(name.split("_")[0] for name in names))
+        parts = names if len(parts) < _LEAST_PARTS else parts
         raise UserError(
             f"freeze_through={through}: {network.name} has no such layers"
             f"{nearest(through, parts)}; its parts are {', '.join(parts)}"
@@ -199,10 +203,9 @@ def _set_in_order(
     head = models.head(network)
     last = {id(variable) for variable in head.weights} if head and not with_head else set()
     variables, values = [], []
-    for variable, (full_name, value) in itertools.zip_longest(
-        network.weights, source, fillvalue=("nothing", np.zeros(()))
-    ):
-        if isinstance(variable, tuple) or id(variable) in last:
+    others = itertools.chain(source, itertools.repeat(("nothing", np.zeros(()))))
+    for variable, (full_name, value) in zip(filter(_is_floating, network.weights), others):
+        if id(variable) in last:
             break
         own, shape = name_of(variable), tuple(variable.shape)
         role = _role(own)
@@ -274,15 +277,19 @@ def _read_export(path: Path, network: keras.Model) -> tuple[Weights, tuple[str, 
 
 
 def _named(variables: Iterable[tf.Variable]) -> NamedArrays:
-    return [(name_of(variable), variable.numpy()) for variable in variables]
+    """Returns the names and values of weights, without states of random layers and counts."""
+    return [(name_of(own), own.numpy()) for own in variables if _is_floating(own)]
+
+
+def _is_floating(variable: tf.Variable) -> bool:
+    return tf.as_dtype(variable.dtype).is_floating
 
 
 def _by_layer(arrays: NamedArrays) -> Weights:
     weights: dict[str, dict[str, np.ndarray]] = {}
     for full_name, value in arrays:
-        if tf.as_dtype(value.dtype).is_floating:  # the state of dropout is not
-            layer, name = _layer_and_name(full_name)
-            weights.setdefault(layer, {})[name] = value
+        layer, name = _layer_and_name(full_name)
+        weights.setdefault(layer, {})[name] = value
     return weights
 
 
