@@ -142,3 +142,29 @@ def test_other_normalization_is_the_runs_own():
     config = NAMED.replace(normalization="pixel_mean", pixel_mean=(1, 2, 3), pixel_std=(4, 5, 6))
     model = build_classifier(config, CLASSES)
     assert model.get_layer("normalize").mean == (1, 2, 3)
+
+
+@pytest.mark.long
+def test_published_efficientnet_computes_what_keras_makes_of_it(tmp_path, monkeypatch):
+    """Keras adds a layer when it loads these weights, which the network here has not."""
+    keras.utils.set_random_seed(5)
+    options = {"include_top": False, "input_shape": (32, 32, 3), "pooling": "avg"}
+    published = keras.applications.EfficientNetB0(weights=None, **options)
+    normalization = next(own for own in published.layers if "normalization" in own.name)
+    normalization.set_weights(
+        [np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225]), np.array(0)]
+    )
+    file = tmp_path / "efficientnetb0_notop.h5"
+    published.save(file)
+    monkeypatch.setattr(keras.src.utils.file_utils, "get_file", lambda *_, **__: str(file))
+    theirs = keras.applications.EfficientNetB0(weights="imagenet", **options)
+    model = build_model(NAMED.replace(model="keras:EfficientNetB0", pretrained=True))
+    network = network_of(model)
+    pixels = np.random.RandomState(0).randint(0, 256, [2, 32, 32, 3]).astype(np.float32)
+    # Behind the first convolution; the last features of random weights are near 0.
+    found, expected, without = (
+        keras.Model(own.inputs, own.get_layer("stem_conv").output)(pixels)
+        for own in (network, theirs, published)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(np.asarray(without) - np.asarray(expected)).max() > 0.1  # the layer matters
