@@ -22,7 +22,7 @@ NAMES = {
     "library": {"load_op_library", "load_library", "CDLL"},
     "delete": {"unlink", "rmtree", "rmdir", "removedirs", "remove", "CheckpointManager"},
     "connect": {"create_connection", "connect", "urlopen", "urlretrieve"}
-    | {"experimental_connect_to_cluster", "TPUClusterResolver", "distribute"},
+    | {"experimental_connect_to_cluster", "TPUClusterResolver", "distribute", "model_download"},
     "listen": {"bind", "listen", "socket", "Server", "DispatchServer", "WorkerServer"},
     "process": {"Popen", "run", "check_output", "check_call", "call", "system", "popen", "fork"}
     | {"kill", "killpg", "execv", "spawn"},
@@ -134,6 +134,7 @@ KNOWN = {
     ],
     "connect": [
         ("base/addresses.py", "create_connection", 1, "to try addresses of the command line"),
+        ("models/keras_hub.py", "model_download", 1, "a preset in KerasHub's list; pretrained"),
         ("data/service.py", "distribute", 1, "input_servers, not in files of runs"),
         ("distribute/strategy.py", "TPUClusterResolver", 1, "tpu, not in files of runs"),
         ("distribute/strategy.py", "experimental_connect_to_cluster", 1, "as the one before"),

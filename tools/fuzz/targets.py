@@ -387,6 +387,23 @@ def _read_parquet(folder: pathlib.Path, data: bytes) -> None:
     _read_all(open_source("huggingface", place))
 
 
+def _image_converters(folder: pathlib.Path) -> list[bytes]:
+    size, scale, offset = [64, 64], [0.017, 0.018, 0.019], [-2.1, -2.0, -1.8]
+    configs = [
+        {"image_size": size, "scale": scale, "offset": offset},
+        {"image_size": size, "scale": 1 / 255, "mean": offset, "variance": scale},
+    ]
+    return [json.dumps({"class_name": "ImageConverter", "config": c}).encode() for c in configs]
+
+
+def _read_image_converter(folder: pathlib.Path, data: bytes) -> None:
+    from imagenet_fast.models.keras_hub import preset_image_size, preset_normalization
+
+    (folder / "image_converter.json").write_bytes(data)
+    preset_image_size(folder)
+    preset_normalization(folder)
+
+
 TARGETS: dict[str, tuple[Make, Read, Mutate | None]] = {
     "manifest": (_manifests, _read_manifest, mutate_json),
     "journal": (_journals, _read_journal, mutate_json),
@@ -398,6 +415,7 @@ TARGETS: dict[str, tuple[Make, Read, Mutate | None]] = {
     "shard": (_shards, _read_shard, mutate_records),
     "index": (_indexes, _read_index, None),
     "hdf5": (_hdf5_files, _read_hdf5, None),
+    "image_converter": (_image_converters, _read_image_converter, mutate_json),
     "idx": (_idx_files, _read_idx, None),
     "idx_gz": (lambda folder: _idx_files(folder, packed=True), _read_idx, None),
     "cifar": (_cifar_files, _read_cifar, None),
