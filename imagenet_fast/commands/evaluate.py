@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 from imagenet_fast.base.errors import UserError, nearest, require_choice
@@ -51,6 +52,31 @@ def main(arguments: list[str]) -> int:
         "also print recall (the accuracy of a class), precision and F1 of the classes, lowest "
         f"recall first; at most {_MAX_CLASSES}, but all in JSON",
     )
+    flags.define(
+        "predictions",
+        "",
+        "new file, .csv or .parquet, for each image's name, label, five best classes with their "
+        "probabilities, and loss",
+    )
+    flags.define(
+        "fit_temperature",
+        False,
+        "also find the temperature by which to divide logits for the smallest cross-entropy (Guo "
+        "et al. 2017), and what it would change; evaluates twice",
+    )
+    flags.define(
+        "class_map",
+        "",
+        "of a test set with other names of classes, or some of the classes, which then compete "
+        "among themselves: JSON or CSV file from its names to the run's, or to their numbers; or "
+        "same, if they are the run's names or numbers",
+    )
+    flags.define(
+        "right_labels",
+        "",
+        "JSON file with the numbers of each image's right classes, any of which counts, as of "
+        "ReaL: a list of lists in the order of file names, or an object by file name",
+    )
     flags.define("json", False, "print JSON")
     flags.parse(arguments)
     if flags["split"] not in _SPLITS:
@@ -77,8 +103,9 @@ def main(arguments: list[str]) -> int:
     config = config_of_run(flags["model_dir"], {**here, **flags.changes()})
     if "data_dir" not in flags.changes() and config.data_dir:
         _check_data_of_run(config.data_dir)
+    names = ("per_class", "checkpoint", "predictions", "fit_temperature", "class_map")
     result = evaluate(
-        config, flags["split"], per_class=flags["per_class"], checkpoint=flags["checkpoint"]
+        config, flags["split"], **{name: flags[name] for name in (*names, "right_labels")}
     )
     if not is_chief(make_strategy(config)):
         return 0
@@ -86,13 +113,8 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(result))
         return 0
     print(f"checkpoint  {result['checkpoint']}")
-    print(f"top-1       {result['top1']:.2%}")
-    if len(read_labels(config.model_dir)) > 5:  # otherwise it is 100%
-        print(f"top-5       {result['top5']:.2%}")
-    print(f"loss        {result['loss']:.4f}")
-    print(f"images      {result['examples']}")
-    if result["skipped"]:
-        print(f"unreadable  {result['skipped']}")
+    for line in _lines(result, len(read_labels(config.model_dir))):
+        print(line)
     if flags["per_class"]:
         print(f"\n{_table(result['classes'])}")
     return 0
@@ -108,6 +130,29 @@ def _check_data_of_run(data_dir: str) -> None:
         f"data_dir {data_dir}, on which the run was trained, does not exist {where}: give "
         "--data_dir"
     )
+
+
+def _lines(result: dict[str, Any], classes: int) -> Iterator[str]:
+    """Yields the metrics of an evaluation, each with its name."""
+    from imagenet_fast.training.report.formats import accuracy
+
+    yield f"top-1       {accuracy(result['top1'], result['top1_interval'])}"
+    if classes > 5:  # otherwise it is 100%
+        yield f"top-5       {accuracy(result['top5'], result['top5_interval'])}"
+    yield f"loss        {result['loss']:.4f}"
+    yield f"ECE         {result['ece']:.2%}  expected calibration error"
+    yield f"images      {result['examples']}"
+    if result["skipped"]:
+        yield f"unreadable  {result['skipped']}"
+    if "any_label_top1" in result:
+        shown = accuracy(result["any_label_top1"], result["any_label_top1_interval"])
+        yield f"any label   {shown}, on {result['any_label_examples']} images"
+    if "temperature" in result:
+        yield (
+            f"temperature {result['temperature']:.4f}: cross-entropy "
+            f"{result['nll_at_temperature']:.4f} instead of {result['nll']:.4f}, ECE "
+            f"{result['ece_at_temperature']:.2%} instead of {result['ece']:.2%}"
+        )
 
 
 def _table(classes: list[dict[str, Any]]) -> str:
