@@ -134,19 +134,23 @@ def _check_data_of_run(data_dir: str) -> None:
 
 def _lines(result: dict[str, Any], classes: int) -> Iterator[str]:
     """Yields the metrics of an evaluation, each with its name."""
-    from imagenet_fast.training.report.formats import accuracy
+    from imagenet_fast.training.report import formats
 
-    yield f"top-1       {accuracy(result['top1'], result['top1_interval'])}"
+    def accuracy(name: str) -> str:
+        bounds = formats.interval(result[f"{name}_interval"])
+        return f"{result[name]:.2%}  95% interval {bounds}"
+
+    yield f"top-1       {accuracy('top1')}"
     if classes > 5:  # otherwise it is 100%
-        yield f"top-5       {accuracy(result['top5'], result['top5_interval'])}"
+        yield f"top-5       {accuracy('top5')}"
     yield f"loss        {result['loss']:.4f}"
     yield f"ECE         {result['ece']:.2%}  expected calibration error"
     yield f"images      {result['examples']}"
     if result["skipped"]:
         yield f"unreadable  {result['skipped']}"
     if "any_label_top1" in result:
-        shown = accuracy(result["any_label_top1"], result["any_label_top1_interval"])
-        yield f"any label   {shown}, on {result['any_label_examples']} images"
+        images = result["any_label_examples"]
+        yield f"any label   {accuracy('any_label_top1')}, on {images} images"
     if "temperature" in result:
         yield (
             f"temperature {result['temperature']:.4f}: cross-entropy "
@@ -157,19 +161,24 @@ def _lines(result: dict[str, Any], classes: int) -> Iterator[str]:
 
 def _table(classes: list[dict[str, Any]]) -> str:
     """Returns the metrics of the classes with the lowest recall, and the means over all."""
+    from imagenet_fast.training.report import formats
     from imagenet_fast.training.report.class_metrics import ClassMetrics, mean_metrics, worst_first
 
     metrics = [ClassMetrics(**row) for row in classes]
     shown, mean = worst_first(metrics)[:_MAX_CLASSES], mean_metrics(metrics)
     width = min(_NAME_WIDTH, max(len(row.name) for row in [*shown, mean]))
-    lines = [f"{'class':{width}}  {'recall':>8}  {'precision':>9}  {'F1':>8}  {'images':>8}"]
+    heads = f"{'recall':>8}  {'95% interval':>16}  {'precision':>9}  {'F1':>8}  {'images':>8}"
+    lines = [f"{'class':{width}}  {heads}"]
     for row in [*shown, mean]:
         name = row.name if len(row.name) <= width else f"{row.name[: width - 3]}..."
         recall, precision, f1 = (
             "-" if value is None else f"{value:.2%}"
             for value in (row.recall, row.precision, row.f1)
         )
-        lines.append(f"{name:{width}}  {recall:>8}  {precision:>9}  {f1:>8}  {row.images:>8}")
+        bounds = formats.interval(row.recall_interval)
+        lines.append(
+            f"{name:{width}}  {recall:>8}  {bounds:>16}  {precision:>9}  {f1:>8}  {row.images:>8}"
+        )
     if len(metrics) > len(shown):
         lines.insert(-1, f"... and {len(metrics) - len(shown)} more; --json has all")
     return "\n".join(lines)

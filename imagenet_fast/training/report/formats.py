@@ -21,11 +21,11 @@ def percent(value: Any) -> str:
     return f"{value:.2%}" if is_number(value) else MISSING
 
 
-def accuracy(value: Any, bounds: Any) -> str:
-    """Formats an accuracy with its 95% interval; without the latter if there is none."""
-    if not isinstance(bounds, (list, tuple)) or not all(map(is_number, bounds)) or len(bounds) != 2:
-        return percent(value)
-    return f"{percent(value)}  95% interval {bounds[0]:.1%} to {bounds[1]:.1%}"
+def interval(bounds: Any) -> str:
+    """Formats a pair of fractions; empty if it is none."""
+    if not isinstance(bounds, (list, tuple)) or len(bounds) != 2 or not all(map(is_number, bounds)):
+        return ""
+    return f"{bounds[0]:.1%} to {bounds[1]:.1%}"
 
 
 def target(value: Any) -> str:

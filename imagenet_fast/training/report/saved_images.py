@@ -14,6 +14,7 @@ from imagenet_fast.base.outside import read_arrays
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.training.logs.tensorboard import TensorBoard
 from imagenet_fast.training.report.input_images import InputImages
+from imagenet_fast.training.step.calibration import BINS
 from imagenet_fast.training.step.error_analysis import ErrorAnalysis
 
 INPUTS_FILE = "input_images.npz"
@@ -136,8 +137,16 @@ def _is_valid(name: str, array: np.ndarray, images: int, classes: int) -> bool:
             return False
         few = len(array) <= min(classes**2, _MOST_ENTRIES)
         return few and array.min(initial=0) >= 0 and _in_range(array[:, :2], classes)
+    if name == "calibration":
+        return array.dtype.kind == "f" and array.shape in ((0, 3), (BINS, 3))
+    if name == "confused_files":
+        return array.dtype.kind == "U" and array.ndim == 2 and len(array) <= _MOST_IMAGES
+    if name == "files" and not len(array):
+        return array.dtype.kind == "U"
     if array.shape != (images,):
         return False
+    if name == "files":
+        return array.dtype.kind == "U"
     if name in ("labels", "partners", "answers"):
         return array.dtype.kind == "i" and _in_range(array, classes)
     return array.dtype.kind == "f"

@@ -8,6 +8,7 @@ Networks").
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -39,6 +40,14 @@ def interval(fraction: float, count: float) -> tuple[float, float]:
     low, high = ((middle + sign * spread) / (1 + per_image) for sign in (-1, 1))
     # Exact at the ends, where rounding could leave [0, 1].
     return (max(low, 0.0) if fraction > 0 else 0.0), (min(high, 1.0) if fraction < 1 else 1.0)
+
+
+def accuracy_interval(accuracy: Any, images: Any) -> tuple[float, float] | None:
+    """Returns :func:`interval` of what a row of metrics has; None: it has no accuracy."""
+    numbers = isinstance(accuracy, (int, float)) and isinstance(images, (int, float))
+    if not numbers or not 0 <= accuracy <= 1 or not 0 < images < math.inf:
+        return None
+    return interval(accuracy, images)
 
 
 def reliability(confidences: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from imagenet_fast.training.step.calibration import (
 from imagenet_fast.training.step.losses import class_probabilities, image_losses
 
 _MISTAKES = 24
+_PAIRS, _FILES_OF_A_PAIR = 15, 3
 # Of a mistake: its row; the true and the predicted class; the probabilities of both; and the loss,
 # -inf where there are fewer mistakes.
 _FACTS = ("row", "label", "answer", "label_probability", "answer_probability", "loss")
@@ -57,6 +59,47 @@ class ErrorAnalysis:
     calibration: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros([0, 3]))
     files: np.ndarray = dataclasses.field(default_factory=lambda: np.array([], str))
     confused_files: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros([0, 3], "U1"))
+
+
+def with_file_names(
+    analysis: ErrorAnalysis,
+    predictions: ImagePredictions,
+    names: Callable[[Sequence[int]], Sequence[str]],
+) -> ErrorAnalysis:
+    """Returns the error analysis with the names of images of mistakes.
+
+    Args:
+      analysis: without them.
+      predictions: of the same evaluation.
+      names: returns the names of images, given by their rows.
+    """
+    pairs = confused_pairs(analysis.confusion)
+    examples = np.full([len(pairs), _FILES_OF_A_PAIR], -1)
+    of_pair = np.stack([predictions.labels, predictions.classes[:, 0]], axis=1)
+    for own, pair in zip(examples, pairs):
+        places = np.flatnonzero((of_pair == pair[:2]).all(axis=1))
+        worst = places[np.argsort(-predictions.losses[places], kind="stable")]
+        own[: len(worst)] = predictions.rows[worst[:_FILES_OF_A_PAIR]]
+    wanted = np.unique([*predictions.mistakes, *examples[examples >= 0]]).tolist()
+    found = {-1: "", **dict(zip(wanted, names(wanted)))}
+    files = [found[row] for row in predictions.mistakes.tolist()]
+    return dataclasses.replace(
+        analysis,
+        files=np.array(files, str),
+        confused_files=np.array(
+            [[found[row] for row in own] for own in examples.tolist()], str
+        ).reshape(examples.shape),
+    )
+
+
+def confused_pairs(confusion: np.ndarray) -> np.ndarray:
+    """Returns the entries of the at most 15 pairs of classes with the most mistakes, descending.
+
+    Args:
+      confusion: of an :class:`ErrorAnalysis`.
+    """
+    mistakes = confusion[confusion[:, 0] != confusion[:, 1]]
+    return mistakes[np.argsort(-mistakes[:, 2], kind="stable")[:_PAIRS]]
 
 
 class ImagePredictions(NamedTuple):
