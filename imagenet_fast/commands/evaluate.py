@@ -10,6 +10,7 @@ from typing import Any
 from imagenet_fast.base.errors import UserError, nearest, require_choice
 from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.config import Config
 from imagenet_fast.distribute.quiet import import_tensorflow
 from imagenet_fast.training.checkpoints.config_file import config_of_run
 from imagenet_fast.training.options import CHECKPOINT_CHOICES, CHECKPOINT_HELP
@@ -94,15 +95,7 @@ def main(arguments: list[str]) -> int:
     from imagenet_fast.training.checkpoints.model_dir import read_labels
     from imagenet_fast.training.evaluate import evaluate
 
-    # Evaluation does not use the first two, which may contradict flags; and it may run on another
-    # machine than training did.
-    here = {"loss_scale": 0.0, "xla": False, "strategy": "auto", "gpus": "", "logical_cpus": 0}
-    if "pipeline_stages" in flags.changes():  # One on each device.
-        here |= {"pipeline_schedule": "gpipe", "pipeline_stages_per_device": 1}
-        here |= {"pipeline_balance": ()}
-    config = config_of_run(flags["model_dir"], {**here, **flags.changes()})
-    if "data_dir" not in flags.changes() and config.data_dir:
-        _check_data_of_run(config.data_dir)
+    config = config_here(flags)
     names = ("per_class", "checkpoint", "predictions", "fit_temperature", "class_map")
     result = evaluate(
         config, flags["split"], **{name: flags[name] for name in (*names, "right_labels")}
@@ -118,6 +111,24 @@ def main(arguments: list[str]) -> int:
     if flags["per_class"]:
         print(f"\n{_table(result['classes'])}")
     return 0
+
+
+def config_here(flags: CommandFlags) -> Config:
+    """Returns the configuration of the run in ``--model_dir``, to evaluate it on this machine.
+
+    Raises:
+      UserError: if there is no such run, or its data is not here.
+    """
+    # Evaluation does not use the first two, which may contradict flags; and it may run on another
+    # machine than training did.
+    here = {"loss_scale": 0.0, "xla": False, "strategy": "auto", "gpus": "", "logical_cpus": 0}
+    if "pipeline_stages" in flags.changes():  # One on each device.
+        here |= {"pipeline_schedule": "gpipe", "pipeline_stages_per_device": 1}
+        here |= {"pipeline_balance": ()}
+    config = config_of_run(flags["model_dir"], {**here, **flags.changes()})
+    if "data_dir" not in flags.changes() and config.data_dir:
+        _check_data_of_run(config.data_dir)
+    return config
 
 
 def _check_data_of_run(data_dir: str) -> None:
