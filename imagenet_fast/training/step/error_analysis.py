@@ -20,7 +20,10 @@ from imagenet_fast.training.step.calibration import (
 from imagenet_fast.training.step.losses import class_probabilities, image_losses
 
 _MISTAKES = 24
-_PAIRS, _FILES_OF_A_PAIR = 15, 3
+# Pairs of classes that are confused most, and names of images of each.
+PAIRS, FILES_OF_A_PAIR = 15, 3
+# Of an image, in characters; longer ones are cut.
+LONGEST_NAME = 1000
 # Of a mistake: its row; the true and the predicted class; the probabilities of both; and the loss,
 # -inf where there are fewer mistakes.
 _FACTS = ("row", "label", "answer", "label_probability", "answer_probability", "loss")
@@ -74,14 +77,15 @@ def with_file_names(
       names: returns the names of images, given by their rows.
     """
     pairs = confused_pairs(analysis.confusion)
-    examples = np.full([len(pairs), _FILES_OF_A_PAIR], -1)
+    examples = np.full([len(pairs), FILES_OF_A_PAIR], -1)
     of_pair = np.stack([predictions.labels, predictions.classes[:, 0]], axis=1)
     for own, pair in zip(examples, pairs):
         places = np.flatnonzero((of_pair == pair[:2]).all(axis=1))
         worst = places[np.argsort(-predictions.losses[places], kind="stable")]
-        own[: len(worst)] = predictions.rows[worst[:_FILES_OF_A_PAIR]]
+        own[: len(worst)] = predictions.rows[worst[:FILES_OF_A_PAIR]]
     wanted = np.unique([*predictions.mistakes, *examples[examples >= 0]]).tolist()
-    found = {-1: "", **dict(zip(wanted, names(wanted)))}
+    cut = (name[:LONGEST_NAME] for name in names(wanted))
+    found = {-1: "", **dict(zip(wanted, cut))}
     files = [found[row] for row in predictions.mistakes.tolist()]
     return dataclasses.replace(
         analysis,
@@ -99,7 +103,7 @@ def confused_pairs(confusion: np.ndarray) -> np.ndarray:
       confusion: of an :class:`ErrorAnalysis`.
     """
     mistakes = confusion[confusion[:, 0] != confusion[:, 1]]
-    return mistakes[np.argsort(-mistakes[:, 2], kind="stable")[:_PAIRS]]
+    return mistakes[np.argsort(-mistakes[:, 2], kind="stable")[:PAIRS]]
 
 
 class ImagePredictions(NamedTuple):
