@@ -10,7 +10,7 @@ from imagenet_fast.base.notices import say
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.distribute.quiet import import_tensorflow
 from imagenet_fast.serving.answer_files import (
-    check_output,
+    output_path,
     write_answers,
     write_file_of_answers,
 )
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         raise UserError("json, csv and output exclude each other: give one of them")
 
     check_arguments(flags["saved_model"], files)  # TensorFlow takes seconds to import.
-    path = check_output(output) if output else None
+    path = output_path(output) if output else None
     import_tensorflow()
     from imagenet_fast.serving.predict import predict
 

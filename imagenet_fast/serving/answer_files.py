@@ -17,7 +17,7 @@ _FORMATS = {".csv": "csv", ".jsonl": "json"}
 Answers = Iterable[dict[str, Any]]
 
 
-def check_output(path: str) -> Path:
+def output_path(path: str) -> Path:
     """Returns the path of a file to write, after checking that it can be written.
 
     Raises:
