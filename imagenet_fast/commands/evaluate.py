@@ -36,7 +36,7 @@ _OPTIONS = (
     "pipeline_balance",
 )
 
-_SPLITS = ("validation", "test")
+_SPLITS = ("validation", "test", "train")
 # In the table on the terminal.
 _MAX_CLASSES = 30
 _NAME_WIDTH = 32
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     """Evaluates a checkpoint of a run and prints a table or JSON."""
     flags = CommandFlags("evaluate", _OPTIONS, of_run=True)
     flags.define("checkpoint", "last", CHECKPOINT_HELP)
-    flags.define("split", "validation", "images to evaluate on: validation or test")
+    flags.define("split", "validation", "images to evaluate on: validation, test, or train")
     flags.define(
         "per_class",
         False,
@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> int:
     flags.parse(arguments)
     if flags["split"] not in _SPLITS:
         raise UserError(
-            f"split is {flags['split']!r}, but must be validation or test"
+            f"split is {flags['split']!r}, but must be validation, test or train"
             f"{nearest(flags['split'], _SPLITS)}"
         )
     require_choice("checkpoint", flags["checkpoint"], CHECKPOINT_CHOICES)
@@ -106,7 +106,10 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(result))
         return 0
     print(f"checkpoint  {result['checkpoint']}")
-    for line in _lines(result, len(read_labels(config.model_dir))):
+    classes = len(read_labels(config.model_dir))
+    if "competing" in result:
+        print(f"classes     {result['competing']} of {classes} compete")
+    for line in _lines(result, result.get("competing", classes)):
         print(line)
     if flags["per_class"]:
         print(f"\n{_table(result['classes'])}")

@@ -68,7 +68,7 @@ class Evaluator:
     Args:
       run: gives data and devices.
       model: to be evaluated, with the averages of its weights if it has them.
-      split: ``validation`` or ``test``.
+      split: ``validation``, ``test`` or ``train``.
       keeps_predictions: whether there is an error analysis.
       top: predicted classes of each image that are kept.
       fits_temperature: whether a temperature can be fitted.
@@ -94,7 +94,9 @@ class Evaluator:
             self._predictions = Predictions(
                 run, model.image_loss, split, top=top, fits_temperature=fits_temperature
             )
-        batches = None if config.data_on_device else distributed_dataset(config, split)
+        batches = (
+            None if config.data_on_device else distributed_dataset(config, split, evaluation=True)
+        )
         test_step = functools.partial(model.test_step, predictions=self._predictions)
         self._program = Program(model, test_step, config, batches)
         self._steps = evaluation_steps(run.info, config, run.strategy, split)
@@ -174,7 +176,7 @@ def evaluate(
 
     Args:
       config: gives the run and the data: that of training, or :func:`~imagenet_fast.read_config`'s.
-      split: ``validation`` or ``test``.
+      split: ``validation``, ``test``, or ``train``, whose images are not augmented here.
       model: the network that was given to ``train``, if it was no function of a module.
       per_class: whether to return the metrics of each class.
       checkpoint: ``last``, or ``best``: that of the evaluation with the highest top-1 accuracy, of
@@ -191,11 +193,13 @@ def evaluate(
     Returns:
       ``top1`` and ``top5`` (fractions), ``top1_interval`` and ``top5_interval`` (their 95% Wilson
       intervals, low and high), ``loss``, ``ece`` (expected calibration error), ``examples``,
-      ``skipped`` (unreadable images) and ``checkpoint``; with ``per_class`` also ``classes``, a
-      dict for each class with its ``name``, ``images``, ``recall`` (its accuracy), ``precision``
-      and ``f1``, None where undefined; with ``fit_temperature`` the ``temperature``, ``nll`` (the
-      loss without label smoothing), and ``nll_at_temperature`` and ``ece_at_temperature``; with
-      ``right_labels`` ``any_label_top1``, ``any_label_top1_interval`` and ``any_label_examples``.
+      ``skipped`` (unreadable images) and ``checkpoint``. With ``per_class`` also ``classes``, a
+      dict for each class with its ``name``, ``images``, ``recall`` (its accuracy),
+      ``recall_interval``, ``precision`` and ``f1``, None where undefined. With
+      ``fit_temperature`` the ``temperature``, ``nll`` (the loss without label smoothing),
+      ``nll_at_temperature`` and ``ece_at_temperature``. With ``class_map`` ``competing``, the
+      number of classes. With ``right_labels`` ``any_label_top1``, ``any_label_top1_interval`` and
+      ``any_label_examples``.
 
     Raises:
       UserError: if there is no usable checkpoint, an option of the network is not the run's, there
@@ -278,6 +282,8 @@ def evaluate(
             )
         for name in ("top1", "top5"):
             result[f"{name}_interval"] = interval(result[name], result["examples"])
+        if competing is not None:
+            result["competing"] = len(labels)
         analysis, images = evaluator.results()
         result["ece"] = calibration_error(analysis.calibration)
         if per_class:

@@ -26,10 +26,12 @@ from imagenet_fast import (
     models,
 )
 from imagenet_fast.data.evaluated import evaluated_images, file_names
+from imagenet_fast.data.examples import FILENAME, LABEL, decode_example
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import open_source
 from imagenet_fast.data.prepare.sources.arrays import ArraySource
+from imagenet_fast.data.records import read_records
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.training import evaluate as evaluation
 from imagenet_fast.training.checkpoints.checkpoint import Checkpoints
@@ -330,6 +332,7 @@ def test_a_test_set_of_some_classes(with_some_classes, saved, tmp_path):
         assert result["top1"] == pytest.approx((answers == labels).mean())
         assert result["loss"] == pytest.approx(losses_of(logits, labels, 1).mean(), rel=1e-4)
         assert result["top1"] > among_all
+        assert result["competing"] == 4
         assert [row["name"] for row in result["classes"]] == [str(number) for number in own]
         with path.open() as file:
             rows = list(csv.DictReader(file))
@@ -446,6 +449,21 @@ def test_validation_images_where_there_is_a_test_split(with_test, saved):
     assert evaluate(with_test)["examples"] == 30
 
 
+def test_training_images_are_evaluated_as_others(with_test, saved, tmp_path):
+    """Each once, and not augmented."""
+    config = with_test.replace(sampling="balanced", rand_augment="2,9")
+    path = tmp_path / "train.csv"
+    result = evaluate(config, "train", predictions=str(path))
+    shards = read_info(config).splits["train"].paths
+    records = [decode_example(record) for shard in shards for record in read_records(shard)]
+    found = read_predictions(path)
+    assert found.files == [fields[FILENAME][0].decode() for fields in records]
+    assert found.labels.tolist() == [fields[LABEL][0] for fields in records]
+    assert result["examples"] == len(found.files) == 40
+    assert result["top1"] == pytest.approx((found.classes[:, 0] == found.labels).mean())
+    assert result["loss"] == evaluate(with_test, "train")["loss"]
+
+
 @pytest.mark.long
 def test_a_notebook_evaluates_on_the_test_split(with_test, saved):
     told = saved.evaluate(make_dataset(with_test, "test"), verbose=0, return_dict=True)
@@ -462,7 +480,7 @@ def test_command_evaluates_on_the_test_split(config, saved, with_test, capfd):
     assert commands.run([*arguments, "--split=test"]) == 2
     assert "digits has no test shards, only those of train, validation" in capfd.readouterr().err
     assert commands.run([*arguments, "--split=tets"]) == 2
-    assert "must be validation or test; did you mean 'test'?" in capfd.readouterr().err
+    assert "must be validation, test or train; did you mean 'test'?" in capfd.readouterr().err
 
 
 @pytest.mark.long
