@@ -16,12 +16,12 @@ from imagenet_fast.base.files import read_objects, whole_lines, write_file
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.data.examples import (
     ENCODED,
-    FILENAME,
     HEIGHT,
     JPEG_INDEX,
     LABEL,
     WIDTH,
     decode_example,
+    file_name,
 )
 from imagenet_fast.data.images import BadImageError, TooManyPixelsError, normalize_encoding
 from imagenet_fast.data.info import DatasetInfo
@@ -123,8 +123,7 @@ def diagnose(record: bytes, labels: range, max_pixels: int) -> tuple[str, str, s
         fields = decode_example(record)
     except ValueError as error:
         return "no example", str(error), ""
-    file = b"".join(value for value in fields.get(FILENAME, []) if isinstance(value, bytes))
-    return *_diagnose_fields(fields, labels, max_pixels), file.decode(errors="replace")
+    return *_diagnose_fields(fields, labels, max_pixels), file_name(record)
 
 
 def _diagnose_fields(

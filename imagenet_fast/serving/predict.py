@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, first_line
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.outside import parse_json, read_bounded
-from imagenet_fast.base.paths import to_path
+from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.data.images import (
     JPEG_SIGNATURE,
     PNG_SIGNATURE,
@@ -18,9 +21,11 @@ from imagenet_fast.data.images import (
     UnknownFormatError,
 )
 from imagenet_fast.data.preparation import Preparation
-from imagenet_fast.data.prepare.sources.files import MAX_IMAGE
+from imagenet_fast.data.prepare.sources.files import IMAGE_SUFFIXES, MAX_IMAGE
+from imagenet_fast.data.prepare.sources.folders import images_in
 from imagenet_fast.serving.arguments import check_arguments
 
+_NO_IMAGES = "a folder without images"
 _OUTPUTS = {
     "classes": tf.int32,
     "labels": tf.string,
@@ -38,8 +43,9 @@ def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Itera
 
     Args:
       directory: of the SavedModel.
-      paths: images of any format that ``prepare`` reads. What it did to the images of training,
-        such as turning or shrinking them, is done to these, too.
+      paths: images of any format that ``prepare`` reads, and folders, whose images are those that
+        ``prepare`` finds there, sorted. What it did to the images of training, such as turning or
+        shrinking them, is done to these, too.
       batch_size: files per call of the model.
 
     Yields:
@@ -51,8 +57,8 @@ def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Itera
     """
     check_arguments(directory, paths)
     classify, preparation = _load(directory)
-    for start in range(0, len(paths), batch_size):
-        files = paths[start : start + batch_size]
+    found = _files(paths)
+    while files := list(itertools.islice(found, batch_size)):
         try:
             answers = _classify(classify, preparation, files)
         # The model may do anything.
@@ -62,6 +68,18 @@ def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Itera
                 f"not: {first_line(error)}"
             ) from error
         yield from answers
+
+
+def _files(paths: Sequence[str]) -> Iterator[str]:
+    """Yields the files, with those in folders; a folder without images is left to be reported."""
+    for name in paths:
+        path = to_path(name)
+        images: list[pathlib.Path] = []
+        # In a bucket, asking takes a request.
+        if is_local(path) or not name.lower().endswith(IMAGE_SUFFIXES):
+            with contextlib.suppress(OSError):
+                images = images_in(cast(pathlib.Path, path)) if path.is_dir() else []
+        yield from map(str, images) if images else (name,)
 
 
 def _load(directory: str) -> tuple[Any, Preparation | None]:
@@ -118,7 +136,7 @@ def _classify(
         try:
             encoded[index] = _for_model(read_bounded(to_path(path), MAX_IMAGE), preparation)
         except OSError as error:
-            unread[index] = error.strerror
+            unread[index] = _NO_IMAGES if isinstance(error, IsADirectoryError) else error.strerror
         except BadImageError as error:
             unread[index] = str(error)
     outputs = classify(images=tf.constant(encoded))

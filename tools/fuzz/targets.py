@@ -24,6 +24,7 @@ from imagenet_fast.data.manifest import Manifest, Shard, Skipped, Split
 from imagenet_fast.data.prepare import journal as prepare_journal
 from imagenet_fast.data.prepare import plan as prepare_plan
 from imagenet_fast.data.prepare.sources import ListedFile, open_source
+from imagenet_fast.training import test_sets
 from imagenet_fast.training.checkpoints import config_file
 
 _LABELS = ("cat", "dog", "grey wolf")
@@ -404,6 +405,26 @@ def _read_image_converter(folder: pathlib.Path, data: bytes) -> None:
     preset_normalization(folder)
 
 
+def _class_maps(folder: pathlib.Path) -> list[bytes]:
+    return [json.dumps({"n01": "cat", "n02": 1, "n03": "grey wolf"}).encode()]
+
+
+def _read_class_map(folder: pathlib.Path, data: bytes, suffix: str = "json") -> None:
+    (folder / f"map.{suffix}").write_bytes(data)
+    test_sets.competing_classes(str(folder / f"map.{suffix}"), ("n03", "n01"), _LABELS)
+
+
+def _right_labels(folder: pathlib.Path) -> list[bytes]:
+    return [b"[[0], [], [2, 1]]", json.dumps({"1.png": [0], "a/2.png": []}).encode()]
+
+
+def _read_right_labels(folder: pathlib.Path, data: bytes) -> None:
+    (folder / "real.json").write_bytes(data)
+    path = str(folder / "real.json")
+    found = test_sets.read_right_labels(path, len(_LABELS))
+    test_sets.right_labels_of(path, found, ("1.png", "2.png", "3.png")[: len(found)])
+
+
 TARGETS: dict[str, tuple[Make, Read, Mutate | None]] = {
     "manifest": (_manifests, _read_manifest, mutate_json),
     "journal": (_journals, _read_journal, mutate_json),
@@ -425,4 +446,11 @@ TARGETS: dict[str, tuple[Make, Read, Mutate | None]] = {
     "csv": (_lists, _read_list, None),
     "json_lines": (_json_lists, _read_json_list, mutate_json),
     "parquet": (_parquets, _read_parquet, None),
+    "class_map": (_class_maps, _read_class_map, mutate_json),
+    "class_map_csv": (
+        lambda _: [b"n01,cat\nn02,1\nn03,grey wolf\n"],
+        lambda folder, data: _read_class_map(folder, data, "csv"),
+        None,
+    ),
+    "right_labels": (_right_labels, _read_right_labels, mutate_json),
 }

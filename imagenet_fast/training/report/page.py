@@ -22,6 +22,7 @@ from imagenet_fast.training.report.class_metrics import class_metrics, mean_metr
 from imagenet_fast.training.report.formats import MISSING, is_number
 from imagenet_fast.training.report.input_images import InputImages
 from imagenet_fast.training.report.saved_images import load_error_analysis, load_inputs
+from imagenet_fast.training.step.calibration import accuracy_interval
 from imagenet_fast.training.step.error_analysis import ErrorAnalysis
 
 FILE = "report.html"
@@ -176,8 +177,16 @@ def _tiles(
             better = f"; best {formats.percent(best)} at step {summary.get('best_step')}"
         loss = f"validation loss {formats.number(summary.get('loss'))}"
         tiles = [
-            ("Top-1 accuracy", formats.percent(summary["top1"]), f"on {images}{better}"),
-            ("Top-5 accuracy", formats.percent(summary.get("top5")), loss),
+            (
+                "Top-1 accuracy",
+                formats.percent(summary["top1"]),
+                f"{_interval(summary, 'top1')}on {images}{better}",
+            ),
+            (
+                "Top-5 accuracy",
+                formats.percent(summary.get("top5")),
+                f"{_interval(summary, 'top5')}{loss}",
+            ),
         ]
         if not has_top5:
             tiles[1] = ("Validation loss", formats.number(summary.get("loss")), loss_name)
@@ -213,6 +222,11 @@ def _tiles(
         )
     )
     return tile_row(tiles)
+
+
+def _interval(summary: dict[str, Any], name: str) -> str:
+    bounds = formats.interval(summary.get(f"{name}_interval"))
+    return f"95% interval {bounds}; " if bounds else ""
 
 
 def _times(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -264,12 +278,17 @@ def _time_bar(summary: dict[str, Any]) -> str:
 
 def _evaluations(rows: list[Row], has_top5: bool) -> str:
     """Returns all evaluations, newest first, folded if they are many."""
-    evaluations = [row for row in rows if row.get("kind") == "validation"]
+    evaluations = [
+        {**row, "top1_interval": accuracy_interval(row.get("top1"), row.get("examples"))}
+        for row in rows
+        if row.get("kind") == "validation"
+    ]
     if not evaluations:
         return ""
     columns = [
         ("Epoch", formats.number, "epoch"),
         ("Top-1", formats.percent, "top1"),
+        ("95% interval", formats.interval, "top1_interval"),
         *([("Top-5", formats.percent, "top5")] if has_top5 else []),
         ("Loss", formats.number, "loss"),
         ("Training time", formats.seconds, "train_seconds"),
@@ -294,12 +313,18 @@ def _mistakes(analysis: ErrorAnalysis | None, labels: Sequence[str]) -> str:
     """Returns the confusion matrix, the classes' metrics and the worst mistakes."""
     if analysis is None:
         return ""
+    calibration = ""
+    if len(analysis.calibration):
+        calibration = section("Reliability", page_images.reliability_diagram(analysis))
     parts = [
         '<div class="cards">',
         section("Confusion matrix", page_images.confusion_matrix(analysis, labels)),
         section("Most confused classes", page_images.confused_pairs(analysis, labels)),
         "</div>",
+        '<div class="cards">',
+        calibration,
         section("Classes", page_images.class_table(analysis, labels)),
+        "</div>",
     ]
     if len(analysis.images):
         content = page_images.worst_mistakes(analysis, labels)

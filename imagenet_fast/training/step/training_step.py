@@ -85,6 +85,8 @@ class TrainingStep(ReplicatedModel):
       class_weights: of the training loss, float64 [classes]; None: 1.
       class_numbers: the class of each label, of data with other numbers for the classes than the
         model; None: the label.
+      competing: the classes among which alone ``test_step`` evaluates, whose labels are their
+        indices here; None: all.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class TrainingStep(ReplicatedModel):
         self.validation_images: ImagesOnDevice | None = None
         self.class_weights: np.ndarray | None = None
         self.class_numbers: Sequence[int] | None = None
+        self.competing: Sequence[int] | None = None
         self.metric_sums = MetricSums()
         self.all_reduce: AllReduce | StageAllReduce | None = None
         # Each replica returns the metrics of all replicas, which Keras would add up.
@@ -183,6 +186,8 @@ class TrainingStep(ReplicatedModel):
         """
         images, labels, weights = self.batch(data, "validation")
         logits = self.logits(images, weights)
+        if self.competing is not None:
+            logits = tf.gather(logits, tf.constant(self.competing), axis=1)
         if predictions is not None:
             predictions.add(images, labels, weights, logits)
         losses = self._image_losses(logits, labels)
