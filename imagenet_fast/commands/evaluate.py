@@ -11,7 +11,12 @@ from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.distribute.quiet import import_tensorflow
 from imagenet_fast.training.checkpoints.config_file import config_of_run
-from imagenet_fast.training.options import CHECKPOINT_CHOICES, CHECKPOINT_HELP
+from imagenet_fast.training.options import (
+    CHECKPOINT_CHOICES,
+    CHECKPOINT_HELP,
+    METRICS,
+    MULTI_LABEL_METRICS,
+)
 
 _OPTIONS = (
     "model_dir",
@@ -86,9 +91,11 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(result))
         return 0
     print(f"checkpoint  {result['checkpoint']}")
-    print(f"top-1       {result['top1']:.2%}")
-    if len(read_labels(config.model_dir)) > 5:  # otherwise it is 100%
-        print(f"top-5       {result['top5']:.2%}")
+    for name in _metrics(result, len(read_labels(config.model_dir))):
+        print(f"{METRICS[name]:12}{result[name]:.2%}")
+    if "thresholds_f1_micro" in result:
+        micro, macro = (result[f"thresholds_f1_{kind}"] for kind in ("micro", "macro"))
+        print(f"with the run's thresholds: micro F1 {micro:.2%}, macro F1 {macro:.2%}")
     print(f"loss        {result['loss']:.4f}")
     print(f"images      {result['examples']}")
     if result["skipped"]:
@@ -96,6 +103,13 @@ def main(arguments: list[str]) -> int:
     if flags["per_class"]:
         print(f"\n{_table(result['classes'])}")
     return 0
+
+
+def _metrics(result: dict[str, Any], classes: int) -> tuple[str, ...]:
+    """Returns the names of what is shown of an evaluation, besides its loss."""
+    if "map" in result:
+        return MULTI_LABEL_METRICS
+    return ("top1", "top5") if classes > 5 else ("top1",)  # otherwise top-5 is 100%
 
 
 def _check_data_of_run(data_dir: str) -> None:
@@ -114,6 +128,8 @@ def _table(classes: list[dict[str, Any]]) -> str:
     """Returns the metrics of the classes with the lowest recall, and the means over all."""
     from imagenet_fast.training.report.class_metrics import ClassMetrics, mean_metrics, worst_first
 
+    if classes and "average_precision" in classes[0]:
+        return _table_of_several(classes)
     metrics = [ClassMetrics(**row) for row in classes]
     shown, mean = worst_first(metrics)[:_MAX_CLASSES], mean_metrics(metrics)
     width = min(_NAME_WIDTH, max(len(row.name) for row in [*shown, mean]))
@@ -127,4 +143,21 @@ def _table(classes: list[dict[str, Any]]) -> str:
         lines.append(f"{name:{width}}  {recall:>8}  {precision:>9}  {f1:>8}  {row.images:>8}")
     if len(metrics) > len(shown):
         lines.insert(-1, f"... and {len(metrics) - len(shown)} more; --json has all")
+    return "\n".join(lines)
+
+
+def _table_of_several(classes: list[dict[str, Any]]) -> str:
+    """Returns the metrics of the classes with the lowest average precision, of several labels."""
+    rows = sorted(classes, key=lambda row: (row["average_precision"] or 2.0, row["name"]))
+    width = min(_NAME_WIDTH, max(len(row["name"]) for row in rows[:_MAX_CLASSES]))
+    heads = ("AP", "threshold", "recall", "precision", "F1", "images")
+    lines = [f"{'class':{width}}" + "".join(f"  {head:>9}" for head in heads)]
+    for row in rows[:_MAX_CLASSES]:
+        values = ("average_precision", "threshold", "recall", "precision", "f1")
+        texts = ["-" if row[name] is None else f"{row[name]:.2%}" for name in values]
+        name = row["name"] if len(row["name"]) <= width else f"{row['name'][: width - 3]}..."
+        cells = "".join(f"  {text:>9}" for text in (*texts, str(row["images"])))
+        lines.append(f"{name:{width}}{cells}")
+    if len(rows) > _MAX_CLASSES:
+        lines.append(f"... and {len(rows) - _MAX_CLASSES} more; --json has all")
     return "\n".join(lines)

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
@@ -26,14 +27,22 @@ from imagenet_fast.training.checkpoints.model_dir import (
     read_preparation,
 )
 from imagenet_fast.training.checkpoints.sizes import no_larger_than
+from imagenet_fast.training.checkpoints.thresholds import thresholds_of
 from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.logs.logger import Logger
 from imagenet_fast.training.logs.recorder import check_evaluated
 from imagenet_fast.training.program import Program
 from imagenet_fast.training.report.class_metrics import class_metrics
+from imagenet_fast.training.report.multi_label import (
+    DEFAULT_THRESHOLD,
+    f1_scores,
+    multi_label_classes,
+    multi_label_metrics,
+)
 from imagenet_fast.training.run import Run, with_model
 from imagenet_fast.training.step.classifier import Classifier
 from imagenet_fast.training.step.error_analysis import ErrorAnalysis, Predictions
+from imagenet_fast.training.step.scores import Scores
 
 # The default batch has at most this many images per device.
 _IMAGES_PER_DEVICE = 256
@@ -46,10 +55,12 @@ class Evaluator:
       run: gives data and devices.
       model: to be evaluated, with the averages of its weights if it has them.
       split: ``validation`` or ``test``.
-      keeps_predictions: whether there is an error analysis.
+      keeps_predictions: whether there is an error analysis; not of multi-label data.
 
     Attributes:
       step: weight updates of the model in the last evaluation; -1: there was none.
+      scores: of multi-label data, probabilities and labels of all images of the last evaluation,
+        [images, classes] each.
     """
 
     def __init__(
@@ -61,13 +72,20 @@ class Evaluator:
         keeps_predictions: bool = False,
     ) -> None:
         config, self._model, self.step = run.config, model, -1
-        self._predictions = Predictions(run, model.image_loss, split) if keeps_predictions else None
+        self.scores = np.zeros([0, 0], np.float32), np.zeros([0, 0], bool)
+        self._predictions: Predictions | Scores | None = None
+        if run.info.multi_label:
+            self._predictions = Scores(run, model.image_loss, split, model.output_shape[-1])
+        elif keeps_predictions:
+            self._predictions = Predictions(run, model.image_loss, split)
         batches = None if config.data_on_device else distributed_dataset(config, split)
         test_step = functools.partial(model.test_step, predictions=self._predictions)
         self._program = Program(model, test_step, config, batches)
         self._steps = evaluation_steps(run.info, config, run.strategy, split)
 
-    def evaluate(self, step: int = 0, loggers: Sequence[Logger] = ()) -> Mapping[str, tf.Tensor]:
+    def evaluate(
+        self, step: int = 0, loggers: Sequence[Logger] = ()
+    ) -> Mapping[str, tf.Tensor | float]:
         """Evaluates the model.
 
         Args:
@@ -76,6 +94,8 @@ class Evaluator:
 
         Returns:
           The metrics, over all images.
+
+        All workers must call it.
         """
         for logger in loggers:
             logger.before_evaluation(step)
@@ -94,11 +114,19 @@ class Evaluator:
         for logger in loggers:
             logger.after_evaluation()
         self.step = step
-        return self._model.metric_sums.results()
+        results: dict[str, tf.Tensor | float] = {**self._model.metric_sums.results()}
+        if isinstance(self._predictions, Scores):
+            self.scores = self._predictions.arrays()
+            results = {
+                "loss": results["loss"],
+                **multi_label_metrics(*self.scores),
+                **{name: results[name] for name in ("examples", "skipped")},
+            }
+        return results
 
     def analysis(self) -> ErrorAnalysis:
         """Returns the last evaluation's error analysis; all workers must call it."""
-        assert self._predictions is not None
+        assert isinstance(self._predictions, Predictions)
         return self._predictions.analysis(self.step)
 
 
@@ -119,13 +147,17 @@ def evaluate(
       split: ``validation`` or ``test``.
       model: the network that was given to ``train``, if it was no function of a module.
       per_class: whether to return the metrics of each class.
-      checkpoint: ``last``, or ``best``: that of the evaluation with the highest top-1 accuracy, of
+      checkpoint: ``last``, or ``best``: that of the evaluation with the best ``best_metric``, of
         a run with ``keep_best``.
 
     Returns:
       ``top1`` and ``top5`` (fractions), ``loss``, ``examples``, ``skipped`` (unreadable images) and
       ``checkpoint``; with ``per_class`` also ``classes``, a dict for each class with its ``name``,
       ``images``, ``recall`` (its accuracy), ``precision`` and ``f1``, None where undefined.
+      Of images with several labels, in place of the accuracies: ``map``, mean average precision;
+      ``f1_micro`` and ``f1_macro`` where probabilities are at least 1/2; and, if training chose
+      thresholds for this checkpoint, ``thresholds_f1_micro`` and ``thresholds_f1_macro`` with
+      these. ``classes`` then also have ``average_precision`` and ``threshold``.
 
     Raises:
       UserError: if there is no usable checkpoint, an option of the network is not the run's, there
@@ -170,7 +202,9 @@ def evaluate(
         metrics = evaluator.evaluate()
         result: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
         result |= {name: round(result[name]) for name in ("examples", "skipped")}
-        if per_class and result["examples"]:
+        if info.multi_label:
+            result |= _with_thresholds(config, path, evaluator.scores, labels, per_class)
+        elif per_class and result["examples"]:
             classes = class_metrics(evaluator.analysis().confusion, labels)
             result["classes"] = [row._asdict() for row in classes]
     check_evaluated(result, info.splits[split].examples)
@@ -181,6 +215,35 @@ def evaluate(
             f"{config.max_pixels}"
         )
     return {**result, "checkpoint": path}
+
+
+def _with_thresholds(
+    config: Config,
+    path: str,
+    scores: tuple[np.ndarray, np.ndarray],
+    labels: Sequence[str],
+    per_class: bool,
+) -> dict[str, Any]:
+    """Returns the metrics with the thresholds that training chose, and those of each class.
+
+    Args:
+      config: of the run.
+      path: of the checkpoint.
+      scores: of the evaluation.
+      labels: of the run.
+      per_class: whether to return the metrics of each class.
+    """
+    result: dict[str, Any] = {}
+    thresholds = np.full(len(labels), DEFAULT_THRESHOLD)
+    chosen = thresholds_of(config.model_dir, int(path.rpartition("-")[2]))
+    if chosen is not None:
+        thresholds = np.array(chosen.of(labels, config.model_dir))
+        names = ("thresholds_f1_micro", "thresholds_f1_macro")
+        result |= dict(zip(names, f1_scores(*scores, thresholds)))
+    if per_class:
+        classes = multi_label_classes(*scores, labels, thresholds)
+        result["classes"] = [row._asdict() for row in classes]
+    return result
 
 
 def _say_which_are_missing(config: Config, info: DatasetInfo, labels: Sequence[str]) -> None:

@@ -16,6 +16,8 @@ from imagenet_fast.data.steps import steps_per_epoch
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.models.custom import CustomModel, name_of
+from imagenet_fast.optimizers.options import ONE_LABEL
+from imagenet_fast.training.options import MULTI_LABEL_METRICS
 from imagenet_fast.training.schedule_steps import total_steps
 
 
@@ -34,8 +36,9 @@ class Run:
     strategy: tf.distribute.Strategy
 
     def __post_init__(self) -> None:
-        """Checks that Keras can train with TensorFlow."""
+        """Checks that Keras can train with TensorFlow, and that the options fit the labels."""
         check_keras()
+        _check_labels(self.config, self.info)
 
     @functools.cached_property
     def chief(self) -> bool:
@@ -105,3 +108,22 @@ def with_model(config: Config, model: CustomModel | None) -> Config:
             "weights in the function that makes it, or give a model that has them"
         )
     return config.replace(model=name_of(model))
+
+
+def _check_labels(config: Config, info: DatasetInfo) -> None:
+    """Checks the options that depend on how many labels an image has.
+
+    Raises:
+      UserError: if one does not fit.
+    """
+    if info.multi_label and config.loss == "cross_entropy":
+        raise UserError(f"{info.name}: {ONE_LABEL}")
+    several = config.best_metric in MULTI_LABEL_METRICS
+    if config.best_metric not in ("auto", "loss") and several != info.multi_label:
+        labels, metrics = ("several labels", "map, f1_micro, f1_macro")
+        if not info.multi_label:
+            labels, metrics = ("one label", "top1, top5")
+        raise UserError(
+            f"best_metric={config.best_metric}, but images of {info.name} have {labels}: give one "
+            f"of {metrics}, loss"
+        )

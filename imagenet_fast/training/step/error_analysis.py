@@ -11,6 +11,7 @@ from imagenet_fast.data.steps import evaluation_batch_size, evaluation_steps
 from imagenet_fast.distribute.one_call import assign_local, local_values, one_call
 from imagenet_fast.training.run import Run
 from imagenet_fast.training.step.losses import class_probabilities, image_losses
+from imagenet_fast.training.step.rows import Rows, gathered
 
 _MISTAKES = 24
 
@@ -70,9 +71,6 @@ class Predictions:
 
         def empty() -> list[tf.Tensor]:
             return [
-                tf.constant(0, tf.int64),
-                # Label, prediction, and 1 if the image counts.
-                tf.zeros([images, 3]),
                 # Variables of several workers cannot be uint8.
                 tf.zeros([_MISTAKES, size, size, 3]),
                 tf.fill([_MISTAKES, 5], -np.inf),
@@ -87,9 +85,16 @@ class Predictions:
                     aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
                     name=name,
                 )
-                for name, value in zip(("count", "rows", "images", "facts"), empty())
+                for name, value in zip(("images", "facts"), empty())
             ]
-        self._reset = one_call(strategy, lambda: assign_local(self._variables, empty()))
+        # Label, prediction, and 1 if the image counts.
+        self._rows = Rows(strategy, images, 3)
+
+        def reset() -> None:
+            self._rows.reset()
+            assign_local(self._variables, empty())
+
+        self._reset = one_call(strategy, reset)
 
     def reset(self) -> None:
         """Forgets all predictions; outside of replicas."""
@@ -108,17 +113,11 @@ class Predictions:
         """
         answers, *mistakes = _worst_of_batch(images, labels, weights, logits, self._loss)
         columns = (labels, answers, weights > 0)
-        rows = tf.stack([tf.cast(column, tf.float32) for column in columns], axis=1)
-        count, _, *worst = local_values(self._variables)
-        more = tf.shape(rows, tf.int64)[0]
-        tf.raw_ops.ResourceScatterUpdate(
-            resource=self._variables[1].handle, indices=count + tf.range(more), updates=rows
-        )
+        self._rows.add(tf.stack([tf.cast(column, tf.float32) for column in columns], axis=1))
+        worst = local_values(self._variables)
         images, facts = (tf.concat(parts, 0) for parts in zip(worst, mistakes))
         _, places = tf.math.top_k(facts[:, -1], _MISTAKES)
-        count_variable, _, *worst_variables = self._variables
-        assign_local([count_variable], [count + more])
-        assign_local(worst_variables, [tf.gather(images, places), tf.gather(facts, places)])
+        assign_local(self._variables, [tf.gather(images, places), tf.gather(facts, places)])
 
     def analysis(self, step: int) -> ErrorAnalysis:
         """Returns the error analysis, the same in all workers, which must all call it.
@@ -152,17 +151,9 @@ class Predictions:
     def _of_all_replicas(self) -> tuple[tf.Tensor, ...]:
         """Returns the rows of all replicas, and their worst mistakes; in a replica."""
         context = tf.distribute.get_replica_context()
-        replicas, replica = context.num_replicas_in_sync, context.replica_id_in_sync_group
-        _, rows, images, facts = local_values(self._variables)
-        # Each replica adds its part to zeros.
-        parts = [
-            tf.scatter_nd([[replica]], part[tf.newaxis], [replicas, *part.shape])
-            for part in (rows, facts)
-        ]
-        rows, facts = (
-            tf.reshape(part, [-1, part.shape[-1]])
-            for part in context.all_reduce(tf.distribute.ReduceOp.SUM, parts)
-        )
+        replica = context.replica_id_in_sync_group
+        images, facts = local_values(self._variables)
+        rows, facts = self._rows.of_all_replicas(), gathered(facts)
         _, places = tf.math.top_k(facts[:, -1], _MISTAKES)
         own = tf.reshape(tf.equal(places // _MISTAKES, replica), [-1, 1, 1, 1])
         images = tf.where(own, tf.gather(images, places % _MISTAKES), 0.0)
