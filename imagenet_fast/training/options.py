@@ -124,9 +124,9 @@ class RunOptions(SharedOptions):
     best_metric: str = option(
         "auto",
         "what keep_best, early_stopping and stop_at_accuracy compare, of the validation images; "
-        "top1 or top5: accuracy; loss, where less is better; map: mean average precision, f1_micro or "
-        "f1_macro: F1 where a class's probability is at least 1/2, of images with several labels; "
-        "auto: map for these, otherwise top1",
+        "top1 or top5: accuracy; loss, where less is better; of images with several labels map: "
+        "mean average precision, or f1_micro or f1_macro: F1 where a class's probability is at "
+        "least 1/2; auto: map for these, otherwise top1",
         group="run",
         choices=("auto", *METRICS),
         may_change_on_resume=True,

@@ -73,7 +73,7 @@ def image_losses(
     Raises:
       UserError: if cross-entropy, of one class, is given several labels.
     """
-    logits = tf.cast(logits, tf.float32)
+    logits, labels = tf.cast(logits, tf.float32), tf.convert_to_tensor(labels)
     multi_label = labels.shape.rank == 2
     if multi_label and loss == "cross_entropy":
         raise UserError(ONE_LABEL)

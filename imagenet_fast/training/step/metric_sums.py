@@ -28,6 +28,7 @@ def batch_sums(
       float32 [5]: the weighted sums of losses, of correct top-1 and of correct top-5 predictions,
       the sum of weights, and the number of images of weight 0, without padding.
     """
+    labels = tf.convert_to_tensor(labels)
     if labels.shape.rank == 1:
         label_logits = tf.gather(logits, tf.maximum(labels, 0), batch_dims=1)
     else:
