@@ -35,5 +35,5 @@ def main(arguments: list[str]) -> int:
             print(f"{answer['file']:{width}}  error: {answer['error']}")
         else:
             classes = (f"{p['label']} {p['probability']:.1%}" for p in answer["predictions"])
-            print(f"{answer['file']:{width}}  {', '.join(classes)}")
+            print(f"{answer['file']:{width}}  {', '.join(classes) or 'no class'}")
     return 2 if failed else 0

@@ -235,9 +235,9 @@ def _with_thresholds(
     """
     result: dict[str, Any] = {}
     thresholds = np.full(len(labels), DEFAULT_THRESHOLD)
-    chosen = thresholds_of(config.model_dir, int(path.rpartition("-")[2]))
+    chosen = thresholds_of(config.model_dir, path, labels)
     if chosen is not None:
-        thresholds = np.array(chosen.of(labels, config.model_dir))
+        thresholds = np.array(chosen)
         names = ("thresholds_f1_micro", "thresholds_f1_macro")
         result |= dict(zip(names, f1_scores(*scores, thresholds)))
     if per_class:

@@ -37,7 +37,7 @@ from imagenet_fast.training.logs.recorder import Recorder
 from imagenet_fast.training.logs.tensorboard import TensorBoard
 from imagenet_fast.training.program import Program
 from imagenet_fast.training.report.input_images import make_input_images
-from imagenet_fast.training.report.multi_label import best_thresholds
+from imagenet_fast.training.report.multi_label import average_precisions, best_thresholds
 from imagenet_fast.training.report.saved_images import (
     load_inputs,
     remove_error_analysis,
@@ -269,12 +269,14 @@ class _Training:
                     self.checkpoints.save_best(step, self._state())
 
     def _save_thresholds(self, step: int, is_best: bool) -> None:
-        """Saves the thresholds of the last evaluation; all workers have the same."""
+        """Saves the thresholds of the last evaluation, in the chief."""
         directory, labels = self.config.model_dir, self.run.info.labels
-        chosen = best_thresholds(*self._evaluator.scores).tolist()
         if not self.run.chief:
             return
-        thresholds = Thresholds(step, dict(zip(labels, chosen)))
+        scores = self._evaluator.scores
+        precisions = (None if p != p else p for p in average_precisions(*scores).tolist())
+        chosen = dict(zip(labels, best_thresholds(*scores).tolist()))
+        thresholds = Thresholds(step, chosen, dict(zip(labels, precisions)))
         kept = {**read_thresholds(directory), "last": thresholds}
         if self.config.keep_best and is_best:
             kept["best"] = thresholds

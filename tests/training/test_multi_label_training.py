@@ -10,10 +10,11 @@ from multi_label_job import network
 from PIL import Image
 from sklearn.metrics import average_precision_score, f1_score
 
-from imagenet_fast import Config, build_model, evaluate, make_dataset, train
+from imagenet_fast import Config, build_model, evaluate, export, make_dataset, train
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import open_source
+from imagenet_fast.serving.predict import predict
 from imagenet_fast.training.checkpoints.checkpoint import restore_weights
 from imagenet_fast.training.checkpoints.thresholds import FILE, read_thresholds
 from imagenet_fast.training.evaluate import Evaluator
@@ -136,6 +137,36 @@ def test_summary_and_best(run):
     assert summary["top1"] is None
 
 
+def test_report_has_the_average_precisions(run):
+    summary, config = run
+    page = pathlib.Path(config.model_dir, "report.html").read_text()
+    assert f"{summary['map']:.2%}" in page and "Mean average precision" in page
+    assert "Average precision of the classes" in page and "stripe 4" in page
+    assert "Top-1" not in page and "Top-5" not in page
+
+
+def test_exported_models_predict_from_the_thresholds_on(run, data, tmp_path):
+    _, config = run
+    directory = export(config, tmp_path / "model", model=network)
+    thresholds = read_thresholds(config.model_dir)["last"].thresholds
+    files = [str(pathlib.Path(data).parent / f"{number}.png") for number in range(96, 106)]
+    probabilities = []
+    model = build_model(config, model=network)
+    restore_weights(model, config.model_dir, "last")
+    for images, _, _ in make_dataset(config.replace(eval_batch_size=37), "validation"):
+        probabilities.append(tf.sigmoid(model(images, training=False)).numpy())
+    known = np.concatenate(probabilities).round(5)
+    seen = 0
+    for answer in predict(directory, files):
+        labels = [own["label"] for own in answer["predictions"]]
+        for own in answer["predictions"]:
+            assert own["threshold"] == pytest.approx(thresholds[own["label"]])
+            assert own["probability"] >= own["threshold"]
+            assert np.abs(own["probability"] - known[:, own["class"]]).min() < 1e-4
+        seen += len(labels)
+    assert 0 < seen < 10 * CLASSES
+
+
 def test_thresholds_of_another_model(run, tmp_path):
     _, config = run
     path = pathlib.Path(config.model_dir, FILE)
@@ -144,6 +175,8 @@ def test_thresholds_of_another_model(run, tmp_path):
     try:
         with pytest.raises(UserError, match="thresholds of other classes than the model's 5"):
             evaluate(config, model=network)
+        with pytest.raises(UserError, match="thresholds of other classes than the model's 5"):
+            export(config, tmp_path / "model", model=network)
     finally:
         path.write_text(kept)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Union
 
 import msgspec
 
@@ -17,6 +17,7 @@ from imagenet_fast.base.paths import to_path
 FILE = "thresholds.json"
 
 _Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Unknown = Union[_Probability, None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,27 +27,12 @@ class Thresholds:
     Attributes:
       step: weight updates of the model.
       thresholds: of each class: it is predicted if its probability is at least this.
+      average_precisions: of each class in the evaluation; None without images.
     """
 
     step: Count
     thresholds: dict[str, _Probability]
-
-    def of(self, labels: Sequence[str], directory: str) -> list[float]:
-        """Returns the threshold of each class.
-
-        Args:
-          labels: the names of the model's classes.
-          directory: of the run, for messages.
-
-        Raises:
-          UserError: the thresholds are of other classes.
-        """
-        if list(self.thresholds) != list(labels):
-            raise UserError(
-                f"{to_path(directory, FILE)}: has thresholds of other classes than the model's "
-                f"{len(labels)}: it is of another run; delete it, and train or evaluate again"
-            )
-        return list(self.thresholds.values())
+    average_precisions: dict[str, _Unknown]
 
 
 def write_thresholds(directory: str, thresholds: dict[str, Thresholds]) -> None:
@@ -75,11 +61,25 @@ def read_thresholds(directory: str) -> dict[str, Thresholds]:
         raise UserError(f"{path}: cannot be read: {error}; delete it, and evaluate again") from None
 
 
-def thresholds_of(directory: str, step: int) -> Thresholds | None:
-    """Returns the thresholds of the checkpoint of a step; None: it was not evaluated.
+def thresholds_of(directory: str, checkpoint: str, labels: Sequence[str]) -> list[float] | None:
+    """Returns the thresholds that training chose for a checkpoint; None: it was not evaluated.
+
+    Args:
+      directory: of the run.
+      checkpoint: its path, without a suffix.
+      labels: the names of the model's classes.
 
     Raises:
-      UserError: as :func:`read_thresholds`.
+      UserError: as :func:`read_thresholds`, or they are of other classes.
     """
+    step = checkpoint.rpartition("-")[2]
     found = read_thresholds(directory).values()
-    return next((own for own in found if own.step == step), None)
+    chosen = next((own.thresholds for own in found if str(own.step) == step), None)
+    if chosen is None:
+        return None
+    if list(chosen) != list(labels):
+        raise UserError(
+            f"{to_path(directory, FILE)}: has thresholds of other classes than the model's "
+            f"{len(labels)}: it is of another run; delete it, and train again"
+        )
+    return list(chosen.values())

@@ -44,6 +44,14 @@ class Scores:
         self._rows = Rows(run.strategy, images, 2 * classes, fill=-1.0)
         self._reset = one_call(run.strategy, self._rows.reset)
 
+        # In one function, as in error_analysis.py; traced once.
+        @tf.function(autograph=False)
+        def of_all_replicas() -> tf.Tensor:
+            rows = self._strategy.run(self._rows.of_all_replicas)
+            return self._strategy.experimental_local_results(rows)[0]
+
+        self._of_all_replicas = of_all_replicas
+
     def reset(self) -> None:
         """Forgets all scores; outside of replicas."""
         self._reset()
@@ -68,13 +76,6 @@ class Scores:
 
         They are of the readable images, the same in all workers, which must all call it.
         """
-
-        # In one function, as in error_analysis.py.
-        @tf.function(autograph=False)
-        def of_all_replicas() -> tf.Tensor:
-            rows = self._strategy.run(self._rows.of_all_replicas)
-            return self._strategy.experimental_local_results(rows)[0]
-
-        rows = of_all_replicas().numpy()
+        rows = self._of_all_replicas().numpy()
         rows = rows[rows[:, -1] >= 0]
         return rows[:, : self._classes], rows[:, self._classes :] > 0
