@@ -39,7 +39,7 @@ from imagenet_fast.training.report.multi_label import (
     multi_label_classes,
     multi_label_metrics,
 )
-from imagenet_fast.training.run import Run, with_model
+from imagenet_fast.training.run import Run, check_number_of_labels, with_model
 from imagenet_fast.training.step.classifier import Classifier
 from imagenet_fast.training.step.error_analysis import ErrorAnalysis, Predictions
 from imagenet_fast.training.step.scores import Scores
@@ -182,6 +182,7 @@ def evaluate(
                 f"{info.name} has no {split} shards, only those of {', '.join(info.splits)}: give "
                 "other data, or another split"
             )
+        check_number_of_labels(config, info)
         labels = read_labels(config.model_dir)
         class_numbers = classes_in_run(config, info.labels)
         _warn_of_other_preparation(config, info)

@@ -36,9 +36,8 @@ class Run:
     strategy: tf.distribute.Strategy
 
     def __post_init__(self) -> None:
-        """Checks that Keras can train with TensorFlow, and that the options fit the labels."""
+        """Checks that Keras can train with TensorFlow."""
         check_keras()
-        _check_labels(self.config, self.info)
 
     @functools.cached_property
     def chief(self) -> bool:
@@ -89,6 +88,7 @@ def make_run(
       UserError: if the data or the devices cannot be used.
     """
     config, info = with_model(config, model), read_info(config)
+    check_number_of_labels(config, info)
     return Run(config, info, strategy or make_strategy(config))
 
 
@@ -110,7 +110,7 @@ def with_model(config: Config, model: CustomModel | None) -> Config:
     return config.replace(model=name_of(model))
 
 
-def _check_labels(config: Config, info: DatasetInfo) -> None:
+def check_number_of_labels(config: Config, info: DatasetInfo) -> None:
     """Checks the options that depend on how many labels an image has.
 
     Raises:

@@ -134,7 +134,8 @@ def test_summary_and_best(run):
     best = max(validations(config.model_dir), key=lambda row: row["map"])
     assert summary["best_map"] == best["map"] and summary["best_step"] == best["step"]
     assert read_thresholds(config.model_dir)["best"].step == best["step"]
-    assert summary["top1"] is None
+    lines = pathlib.Path(config.model_dir, "metrics.jsonl").read_text().splitlines()
+    assert summary["top1"] is None and not any("top1" in json.loads(line) for line in lines)
 
 
 def test_report_has_the_average_precisions(run):
