@@ -72,7 +72,7 @@ class DatasetInfo:
 
     @property
     def label_shape(self) -> tuple[int, ...]:
-        """Shape of an image's label in a batch: a class number, or 0 or 1 for each class."""
+        """The shape of a label in a batch, which is a class number, or 0 or 1 for each class."""
         return (self.num_classes,) if self.multi_label else ()
 
 

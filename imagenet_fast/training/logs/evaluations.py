@@ -69,7 +69,9 @@ class Evaluations:
 
     def _is_better(self, row: Row) -> bool:
         name = metric_of(row, self.best_metric)
-        new, old = row[name], self.best[name]
+        new, old = row[name], self.best.get(name)
+        if old is None:  # a damaged file
+            return True
         return new < old if name == "loss" else new > old
 
     def reason_to_stop(self, options: RunOptions) -> str:
