@@ -182,7 +182,8 @@ def evaluate(
                 f"{info.name} has no {split} shards, only those of {', '.join(info.splits)}: give "
                 "other data, or another split"
             )
-        check_number_of_labels(config, info)
+        # Nothing is compared with other evaluations.
+        check_number_of_labels(config.replace(best_metric="auto"), info)
         labels = read_labels(config.model_dir)
         class_numbers = classes_in_run(config, info.labels)
         _warn_of_other_preparation(config, info)

@@ -1,14 +1,16 @@
-"""Trains a small network on images with several labels.
+"""Trains a small network on images with several labels, and evaluates it.
 
 Argument: a JSON object of options of Config.
 """
 
 import json
+import pathlib
 import sys
 
 import keras
 
-from imagenet_fast import Config, train
+from imagenet_fast import Config, evaluate, make_strategy, train
+from imagenet_fast.distribute.workers import is_chief
 
 
 def network(num_classes, image_shape):
@@ -19,4 +21,8 @@ def network(num_classes, image_shape):
 
 
 if __name__ == "__main__":
-    train(Config(**json.loads(sys.argv[1])), model=network)
+    config = Config(**json.loads(sys.argv[1]))
+    train(config, model=network)
+    result = evaluate(config, model=network)
+    if is_chief(make_strategy(config)):
+        pathlib.Path(config.model_dir, "evaluated.json").write_text(json.dumps(result))

@@ -99,6 +99,9 @@ def test_same_metrics_on_replicas_and_workers(run, config, name, tmp_path, run_p
     for first, second in zip(one, other):
         for metric in ("loss", "map", "f1_micro", "f1_macro", "examples"):
             assert second[metric] == pytest.approx(first[metric], rel=1e-5), metric
+    # After the run, in another evaluation.
+    again = json.loads((tmp_path / "run" / "evaluated.json").read_text())
+    assert again["map"] == pytest.approx(other[-1]["map"], abs=1e-6)
     chosen, others = read_thresholds(run[1].model_dir), read_thresholds(str(tmp_path / "run"))
     pairs = zip(chosen["last"].thresholds.values(), others["last"].thresholds.values())
     assert all(one == pytest.approx(other, abs=1e-5) for one, other in pairs)
