@@ -12,6 +12,7 @@ from sklearn.metrics import average_precision_score, f1_score
 
 from imagenet_fast import Config, build_model, evaluate, export, make_dataset, train
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.commands.evaluate import _table
 from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import open_source
 from imagenet_fast.serving.predict import predict
@@ -130,6 +131,16 @@ def test_metrics_are_those_of_scikit_learn(run):
     chosen = f1_score(labels, probabilities >= np.array(thresholds) - 1e-6, average="macro")
     assert result["thresholds_f1_macro"] == pytest.approx(chosen)
     assert chosen >= result["f1_macro"]
+
+
+def test_table_of_the_command(run):
+    _, config = run
+    classes = evaluate(config, per_class=True, model=network)["classes"]
+    head, first, *others = _table(classes).splitlines()
+    assert head.split() == ["class", "AP", "threshold", "recall", "precision", "F1", "images"]
+    worst = min(classes, key=lambda row: row["average_precision"])
+    assert first.startswith(worst["name"]) and f"{worst['average_precision']:.2%}" in first
+    assert len(others) == CLASSES - 1
 
 
 def test_summary_and_best(run):
