@@ -5,11 +5,13 @@
 #   tools/input_peers.sh DIRECTORY [NAME ...]
 #
 # Names: model_garden (0.3 GB; it uses the TensorFlow of PYTHON, default .venv/bin/python), pytorch (5.5
-# GB: PyPI's wheels include CUDA) and simplejpeg (0.3 GB); default: all. Skips existing ones.
+# GB: PyPI's wheels include CUDA), dali (1.1 GB), ffcv (6 GB, with PyTorch; it is compiled, which needs a
+# C++ compiler, pkg-config, OpenCV and libjpeg-turbo: Debian's libopencv-dev and libturbojpeg0-dev) and
+# simplejpeg (0.3 GB); default: all. Skips existing ones.
 set -euo pipefail
 directory=${1:?name a directory}
 names=("${@:2}")
-[ ${#names[@]} -gt 0 ] || names=(model_garden pytorch simplejpeg)
+[ ${#names[@]} -gt 0 ] || names=(model_garden pytorch dali ffcv simplejpeg)
 tools=$(dirname "$0")
 export PYTHON=${PYTHON:-$tools/../.venv/bin/python}
 
@@ -18,8 +20,14 @@ for name in "${names[@]}"; do
     # What its reader imports; it does not use Model Garden's other requirements.
     model_garden) packages=(gin-config pyyaml tensorflow-datasets) ;;
     pytorch) packages=(torch torchvision) ;;
+    dali) packages=(nvidia-dali-cuda120 numpy) ;;
+    # FFCV itself is installed below: it asks for another OpenCV.
+    ffcv) packages=(torch numba opencv-python-headless tqdm psutil fastargs terminaltables) ;;
     simplejpeg) packages=(simplejpeg) ;;
-    *) echo "unknown pipeline $name: must be model_garden, pytorch or simplejpeg" >&2; exit 1 ;;
+    *)
+      echo "unknown pipeline $name: must be model_garden, pytorch, dali, ffcv or simplejpeg" >&2
+      exit 1
+      ;;
   esac
   environment=$directory/$name
   if [ "$name" = model_garden ]; then
@@ -28,5 +36,9 @@ for name in "${names[@]}"; do
     "$PYTHON" -m venv "$environment"
   fi
   "$environment/bin/pip" install --quiet --disable-pip-version-check "${packages[@]}"
+  if [ "$name" = ffcv ]; then
+    "$environment/bin/pip" install --quiet --disable-pip-version-check --no-deps ffcv
+    echo "--ffcv_raw=$environment"
+  fi
   echo "--$name=$environment"
 done

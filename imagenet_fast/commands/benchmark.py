@@ -247,11 +247,15 @@ def _input(arguments: list[str]) -> None:
         "up to each stage; ablation: without optimizations; cached: decoded images in memory; "
         "index and evaluation: with and without JPEG indexes",
     )
-    for name, text in (
-        ("model_garden", "Model Garden, to time its reader, too"),
-        ("pytorch", "PyTorch and torchvision, to time its loader, too"),
-        ("simplejpeg", "PyPI's simplejpeg, to time libjpeg-turbo alone, too"),
-    ):
+    others = {
+        "model_garden": "Model Garden, to time its reader, too",
+        "pytorch": "PyTorch and torchvision, to time its loader, too",
+        "dali": "NVIDIA DALI, to time it on the CPU, too",
+        "ffcv": "FFCV, to time its loader of JPEGs, too",
+        "ffcv_raw": "FFCV, to time its loader of raw pixels, too",
+        "simplejpeg": "PyPI's simplejpeg, to time libjpeg-turbo alone, too",
+    }
+    for name, text in others.items():
         flags.define(
             name, "", f"directory of an environment of tools/input_peers.sh that has {text}"
         )
@@ -268,7 +272,7 @@ def _input(arguments: list[str]) -> None:
     from imagenet_fast.lab.benchmarks.input.compare import InputBenchmark
     from imagenet_fast.lab.benchmarks.input.report import make_report
 
-    peers = {name: flags[name] for name in ("model_garden", "pytorch", "simplejpeg") if flags[name]}
+    peers = {name: flags[name] for name in others if flags[name]}
     benchmark = InputBenchmark(config, peers, **counts)
     parts = {name: getattr(benchmark, name)() for name in names}
     report = make_report(parts, thread_count(config), flags["consumes"])

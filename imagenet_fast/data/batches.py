@@ -281,6 +281,7 @@ class _Preprocessing:
           careful: whether to take all sizes from the images' headers, a bool scalar. Native ops
             leave reading to TensorFlow's ops then, which also accept unusual records.
         """
+        careful = tf.convert_to_tensor(careful)
         if self.is_native:
             encoded, places, labels, sizes = tf.cond(
                 careful, lambda: self._parse(records, careful), lambda: self._read(records)
@@ -327,7 +328,7 @@ class _Preprocessing:
             )
         )
 
-    def _parse(self, records: tf.Tensor, careful: tf.Tensor | bool) -> tuple[tf.Tensor, ...]:
+    def _parse(self, records: tf.Tensor, careful: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Returns a plan's ``encoded`` and ``places``, labels as stored, int64, and sizes.
 
         Multi-label records have labels of 0 here, see ``_multi_hot``.
@@ -349,7 +350,7 @@ class _Preprocessing:
             places = tf.stack([0 * lengths, lengths, 0 * lengths, 0 * lengths], axis=1)
         return encoded, places, labels, sizes
 
-    def _sizes(self, examples: dict[str, tf.Tensor], careful: tf.Tensor | bool) -> tf.Tensor:
+    def _sizes(self, examples: dict[str, tf.Tensor], careful: tf.Tensor) -> tf.Tensor:
         """Returns images' heights and widths, int32 [images, 2].
 
         They are from the records, if all have them and ``careful`` is false.

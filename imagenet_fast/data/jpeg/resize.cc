@@ -3,14 +3,19 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
-// Compiles a function for AVX2 and for the baseline; the loader picks one.
-#if defined(__x86_64__) && defined(__linux__)
+// Compiles a function for AVX2 and for the baseline; the loader picks one, before ThreadSanitizer's
+// functions can be called.
+#if defined(__x86_64__) && defined(__linux__) && !defined(__SANITIZE_THREAD__)
 #define FOR_EACH_MACHINE __attribute__((target_clones("avx2", "default")))
 #else
 #define FOR_EACH_MACHINE
 #endif
+
+// Into the functions above: one of its own would be compiled for the baseline alone.
+#define ALWAYS_INLINE inline __attribute__((always_inline))
 
 namespace resize {
 namespace {
@@ -32,24 +37,28 @@ inline float InputPosition(int out, int in_size, int out_size) {
   return (static_cast<float>(out) + 0.5f) * scale - 0.5f;
 }
 
-// The input pixels that an output pixel is a weighted mean of, along one axis.
-struct LinearWeights {
-  int index[2];
-  float upper_weight;
+// Along an axis, each output pixel is a weighted mean of a span of input pixels.
+struct Spans {
+  int size;                    // output pixels
+  int most;                    // room for the weights of a span
+  std::vector<int> first;      // [size], the first input pixel
+  std::vector<int> count;      // [size], input pixels
+  std::vector<float> weights;  // [size, most]
+
+  Spans(int size, int most)
+      : size(size), most(most), first(size), count(size), weights(size_t{1} * size * most) {}
+
+  float* WeightsOf(int out) { return weights.data() + size_t{1} * out * most; }
+  const float* WeightsOf(int out) const { return weights.data() + size_t{1} * out * most; }
 };
 
-struct CubicWeights {
-  int index[4];
-  float weights[4];
-};
+// Makes the spans of an axis.
+typedef Spans MakeSpans(int in_size, int out_size);
 
-LinearWeights ComputeLinearWeights(int out, int in_size, int out_size) {
-  const float position = InputPosition(out, in_size, out_size);
-  const float below = std::floor(position);
-  const int lower = std::max(static_cast<int>(below), 0);
-  const int upper = std::min(static_cast<int>(std::ceil(position)), in_size - 1);
-  return {{lower, upper}, position - below};
-}
+// Taps of shrinking by a half with the widest filter.
+constexpr int kUnrolled = 8;
+
+// ---- Filters -------------------------------------------------------------------------------------
 
 // Returns Keys' cubic kernel (a = -0.5) at i / kTableSize, each followed by its value at
 // 1 + i / kTableSize.
@@ -65,120 +74,29 @@ std::vector<float> CubicTable() {
   return table;
 }
 
-CubicWeights ComputeCubicWeights(int out, int in_size, int out_size) {
+// Spans of at most four pixels: those outside the image have no weight.
+Spans CubicSpans(int in_size, int out_size) {
   static const std::vector<float>* const table = new std::vector<float>(CubicTable());
-  const float position = InputPosition(out, in_size, out_size);
-  const int below = static_cast<int>(std::floor(position));
-  const int offset = static_cast<int>(std::lrint((position - below) * kTableSize));
-  const int entries[4] = {2 * offset + 1, 2 * offset, 2 * (kTableSize - offset),
-                          2 * (kTableSize - offset) + 1};
-  CubicWeights cubic;
-  float sum = 0;
-  for (int i = 0; i < 4; ++i) {
-    const int index = below - 1 + i;
-    cubic.index[i] = std::clamp(index, 0, in_size - 1);
-    // Pixels outside the image have no weight.
-    cubic.weights[i] = cubic.index[i] == index ? (*table)[entries[i]] : 0.0f;
-    sum += cubic.weights[i];
+  Spans spans(out_size, 4);
+  for (int out = 0; out < out_size; ++out) {
+    const float position = InputPosition(out, in_size, out_size);
+    const int below = static_cast<int>(std::floor(position));
+    const int offset = static_cast<int>(std::lrint((position - below) * kTableSize));
+    const int entries[4] = {2 * offset + 1, 2 * offset, 2 * (kTableSize - offset),
+                            2 * (kTableSize - offset) + 1};
+    const int first = std::max(below - 1, 0), end = std::min(below + 3, in_size);
+    float* const weights = spans.WeightsOf(out);
+    float sum = 0;
+    for (int index = first; index < end; ++index) {
+      sum += weights[index - first] = (*table)[entries[index - (below - 1)]];
+    }
+    const float scale = 1.0f / sum;
+    for (int i = 0; i < end - first; ++i) weights[i] *= scale;
+    spans.first[out] = first;
+    spans.count[out] = end - first;
   }
-  const float scale = 1.0f / sum;
-  for (float& weight : cubic.weights) weight *= scale;
-  return cubic;
+  return spans;
 }
-
-// Returns the weights of the output's columns, with indices into a row of interleaved colors.
-template <typename Weights>
-std::vector<Weights> ColumnWeights(Weights (*compute)(int, int, int), int in_size, int out_size,
-                                   bool flipped) {
-  std::vector<Weights> columns(out_size);
-  for (int x = 0; x < out_size; ++x) {
-    columns[x] = compute(flipped ? out_size - 1 - x : x, in_size, out_size);
-    for (int& index : columns[x].index) index *= kColors;
-  }
-  return columns;
-}
-
-// As TensorFlow's ResizeBilinear: first along rows, then between two rows.
-FOR_EACH_MACHINE
-void ResizeBilinear(const Image& image, int size, bool flipped, uint8_t* out) {
-  const std::vector<LinearWeights> columns =
-      ColumnWeights(ComputeLinearWeights, image.width, size, flipped);
-  const int wide = image.width * kColors;
-  const int length = size * kColors;
-  std::vector<float> floats(wide + kPadding);
-  // The last two input rows that were resized, and their numbers.
-  std::vector<float> resized[2] = {std::vector<float>(length + kPadding),
-                                   std::vector<float>(length + kPadding)};
-  int resized_row[2] = {-1, -1};
-  for (int y = 0; y < size; ++y) {
-    const LinearWeights rows = ComputeLinearWeights(y, image.height, size);
-    if (resized_row[1] == rows.index[0]) {
-      std::swap(resized_row[0], resized_row[1]);
-      resized[0].swap(resized[1]);
-    }
-    for (int i = 0; i < 2; ++i) {
-      if (resized_row[i] == rows.index[i]) continue;
-      resized_row[i] = rows.index[i];
-      const uint8_t* const from = image.row(resized_row[i]);
-      float* const pixels = floats.data();
-      for (int j = 0; j < wide; ++j) pixels[j] = from[j];
-      float* const to = resized[i].data();
-      for (int x = 0; x < size; ++x) {
-        const Pixel lower = Load(pixels + columns[x].index[0]);
-        const Pixel upper = Load(pixels + columns[x].index[1]);
-        Store(lower + (upper - lower) * columns[x].upper_weight, to + x * kColors);
-      }
-    }
-    const float* const lower = resized[0].data();
-    const float* const upper = resized[1].data();
-    const float upper_weight = rows.upper_weight;
-    for (int j = 0; j < length; ++j) {
-      out[j] = static_cast<int>(lower[j] + (upper[j] - lower[j]) * upper_weight + 0.5f);
-    }
-    out += length;
-  }
-}
-
-// As TensorFlow's ResizeBicubic: first between four rows, then along the result.
-FOR_EACH_MACHINE
-void ResizeBicubic(const Image& image, int size, bool flipped, uint8_t* out) {
-  const std::vector<CubicWeights> columns =
-      ColumnWeights(ComputeCubicWeights, image.width, size, flipped);
-  const int wide = image.width * kColors;
-  const int length = size * kColors;
-  std::vector<float> between(wide + kPadding);
-  std::vector<float> resized(length + kPadding);
-  for (int y = 0; y < size; ++y) {
-    const CubicWeights rows = ComputeCubicWeights(y, image.height, size);
-    const uint8_t* from[4];
-    for (int i = 0; i < 4; ++i) from[i] = image.row(rows.index[i]);
-    float* const pixels = between.data();
-    for (int j = 0; j < wide; ++j) {
-      pixels[j] = from[0][j] * rows.weights[0] + from[1][j] * rows.weights[1] +
-                  from[2][j] * rows.weights[2] + from[3][j] * rows.weights[3];
-    }
-    float* const to = resized.data();
-    for (int x = 0; x < size; ++x) {
-      const CubicWeights& column = columns[x];
-      Store(Load(pixels + column.index[0]) * column.weights[0] +
-                Load(pixels + column.index[1]) * column.weights[1] +
-                Load(pixels + column.index[2]) * column.weights[2] +
-                Load(pixels + column.index[3]) * column.weights[3],
-            to + x * kColors);
-    }
-    // Cubic filters overshoot at edges.
-    for (int j = 0; j < length; ++j) {
-      out[j] = static_cast<int>(std::min(std::max(to[j] + 0.5f, 0.0f), 255.0f));
-    }
-    out += length;
-  }
-}
-
-// With antialiasing, an output pixel is a weighted mean of a span of input pixels.
-struct Span {
-  int first;
-  std::vector<float> weights;
-};
 
 float Triangle(float distance) { return std::max(1.0f - distance, 0.0f); }
 
@@ -189,13 +107,14 @@ float Keys(float distance) {
   return ((1.5f * distance - 2.5f) * distance) * distance + 1.0f;
 }
 
-// Returns the spans of all output pixels along an axis, for a filter that is widened when shrinking.
-std::vector<Span> Spans(float (*filter)(float), float radius, int in_size, int out_size) {
+// Spans of a filter that is widened when shrinking, which antialiases.
+template <float (*filter)(float), int radius>
+Spans WidenedSpans(int in_size, int out_size) {
   const float scale = static_cast<float>(out_size) / static_cast<float>(in_size);
   const float step = 1.0 / scale;
   const float width = std::max(step, 1.0f);
   const float inverse_width = 1.0f / width;
-  std::vector<Span> spans(out_size);
+  Spans spans(out_size, std::min(static_cast<int>(2 * radius * width) + 2, in_size));
   for (int out = 0; out < out_size; ++out) {
     const float center = (out + 0.5f) * step;
     const auto clamp = [in_size](float index) {
@@ -203,67 +122,172 @@ std::vector<Span> Spans(float (*filter)(float), float radius, int in_size, int o
     };
     const int first = clamp(std::ceil(center - radius * width - 0.5f));
     const int last = clamp(std::floor(center + radius * width - 0.5f));
-    Span& span = spans[out];
-    span.first = first;
+    const int count = std::min(last - first + 1, spans.most);
+    float* const weights = spans.WeightsOf(out);
     float sum = 0;
-    for (int index = first; index <= last; ++index) {
-      const float offset = static_cast<float>(index) + 0.5f - center;
-      span.weights.push_back(filter(std::abs(offset * inverse_width)));
-      sum += span.weights.back();
+    for (int i = 0; i < count; ++i) {
+      const float offset = static_cast<float>(first + i) + 0.5f - center;
+      sum += weights[i] = filter(std::abs(offset * inverse_width));
     }
     const float inverse_sum = 1.0f / sum;
-    for (float& weight : span.weights) weight *= inverse_sum;
+    for (int i = 0; i < count; ++i) weights[i] *= inverse_sum;
+    spans.first[out] = first;
+    spans.count[out] = count;
   }
   return spans;
 }
 
-// As TensorFlow's ScaleAndTranslate: first between rows, then along the result.
+// ---- Bilinear ------------------------------------------------------------------------------------
+
+// An output pixel is between an input pixel and the next one.
+struct Position {
+  int lower;
+  float upper_weight;  // 0 at the image's borders
+};
+
+Position BetweenPixels(int out, int in_size, int out_size) {
+  const float position = InputPosition(out, in_size, out_size);
+  const float below = std::floor(position);
+  const int lower = std::max(static_cast<int>(below), 0);
+  const int upper = std::min(static_cast<int>(std::ceil(position)), in_size - 1);
+  return {lower, upper > lower ? position - below : 0.0f};
+}
+
+// As TensorFlow's ResizeBilinear: first along rows, then between two rows.
 FOR_EACH_MACHINE
-void ResizeAntialiased(const Image& image, int size, bool flipped, const std::vector<Span>& rows,
-                       const std::vector<Span>& columns, uint8_t* out) {
+void ResizeBilinear(const Image& image, int size, bool flipped, uint8_t* out) {
+  std::vector<Position> columns(size);
+  for (int x = 0; x < size; ++x) {
+    columns[x] = BetweenPixels(flipped ? size - 1 - x : x, image.width, size);
+    columns[x].lower *= kColors;
+  }
   const int wide = image.width * kColors;
-  std::vector<float> between(wide + kPadding);
-  float* const pixels = between.data();
-  float colors[kColors + kPadding];
-  for (const Span& row : rows) {
-    std::fill(between.begin(), between.end(), 0.0f);
-    for (size_t i = 0; i < row.weights.size(); ++i) {
-      const uint8_t* const from = image.row(row.first + i);
-      const float weight = row.weights[i];
-      for (int j = 0; j < wide; ++j) pixels[j] += from[j] * weight;
+  const int length = size * kColors;
+  std::vector<float> floats(wide + kColors + kPadding);
+  // The last two input rows that were resized, and their numbers.
+  std::vector<float> resized[2] = {std::vector<float>(length + kPadding),
+                                   std::vector<float>(length + kPadding)};
+  int resized_row[2] = {-1, -1};
+  for (int y = 0; y < size; ++y) {
+    const Position position = BetweenPixels(y, image.height, size);
+    const int rows[2] = {position.lower, std::min(position.lower + 1, image.height - 1)};
+    if (resized_row[1] == rows[0]) {
+      std::swap(resized_row[0], resized_row[1]);
+      resized[0].swap(resized[1]);
     }
-    for (int x = 0; x < size; ++x) {
-      const Span& column = columns[flipped ? size - 1 - x : x];
-      const float* from = pixels + column.first * kColors;
-      Pixel sum = {};
-      for (const float weight : column.weights) {
-        sum += Load(from) * weight;
-        from += kColors;
-      }
-      Store(sum, colors);
-      // Cubic filters overshoot at edges.
-      for (int j = 0; j < kColors; ++j) {
-        *out++ = static_cast<int>(std::min(std::max(colors[j] + 0.5f, 0.0f), 255.0f));
+    for (int i = 0; i < 2; ++i) {
+      if (resized_row[i] == rows[i]) continue;
+      if (i == 1 && position.upper_weight == 0) continue;
+      resized_row[i] = rows[i];
+      const uint8_t* const from = image.row(rows[i]);
+      float* const pixels = floats.data();
+      for (int j = 0; j < wide; ++j) pixels[j] = from[j];
+      float* const to = resized[i].data();
+      for (int x = 0; x < size; ++x) {
+        const float* const from = pixels + columns[x].lower;
+        const Pixel lower = Load(from);
+        const Pixel upper = Load(from + kColors);
+        Store(lower + (upper - lower) * columns[x].upper_weight, to + x * kColors);
       }
     }
+    const float* const lower = resized[0].data();
+    const float* const upper = resized[1].data();
+    const float upper_weight = position.upper_weight;
+    for (int j = 0; j < length; ++j) {
+      out[j] = static_cast<int>(lower[j] + (upper[j] - lower[j]) * upper_weight + 0.5f);
+    }
+    out += length;
   }
 }
 
-void ResizeWithTriangle(const Image& image, int size, bool flipped, uint8_t* out) {
-  ResizeAntialiased(image, size, flipped, Spans(Triangle, 1.0f, image.height, size),
-                    Spans(Triangle, 1.0f, image.width, size), out);
+// ---- Spans of any length -------------------------------------------------------------------------
+
+// Adds `count` weighted rows to sums, which are 0 before the first.
+template <int count>
+ALWAYS_INLINE void AddRows(const Image& image, int row, const float* weights, bool is_first,
+                           float* __restrict sums) {
+  const int wide = image.width * kColors;
+  const uint8_t* from[count];
+  float weight[count];
+  for (int i = 0; i < count; ++i) {
+    from[i] = image.row(row + i);
+    weight[i] = weights[i];
+  }
+  for (int j = 0; j < wide; ++j) {
+    float sum = is_first ? 0.0f : sums[j];
+    for (int i = 0; i < count; ++i) sum += from[i][j] * weight[i];
+    sums[j] = sum;
+  }
 }
 
-void ResizeWithKeys(const Image& image, int size, bool flipped, uint8_t* out) {
-  ResizeAntialiased(image, size, flipped, Spans(Keys, 2.0f, image.height, size),
-                    Spans(Keys, 2.0f, image.width, size), out);
+// Sums weighted pixels of a row, `taps` for each column. Those beyond its span have no weight.
+template <typename Taps>
+ALWAYS_INLINE void SumColumns(const float* row, const Spans& columns, bool flipped, Taps taps,
+                              float* to) {
+  for (int x = 0; x < columns.size; ++x) {
+    const int column = flipped ? columns.size - 1 - x : x;
+    const float* const from = row + columns.first[column] * kColors;
+    const float* const weights = columns.WeightsOf(column);
+    Pixel sum = {};
+    for (int i = 0; i < taps; ++i) sum += Load(from + i * kColors) * weights[i];
+    Store(sum, to + x * kColors);
+  }
+}
+
+// As above; the compiler unrolls the sums of up to `unrolled` taps.
+template <int unrolled>
+ALWAYS_INLINE void SumColumns(const float* row, const Spans& columns, bool flipped, int taps,
+                              float* to) {
+  if constexpr (unrolled == 0) {
+    SumColumns(row, columns, flipped, taps, to);
+  } else if (taps == unrolled) {
+    SumColumns(row, columns, flipped, std::integral_constant<int, unrolled>(), to);
+  } else {
+    SumColumns<unrolled - 1>(row, columns, flipped, taps, to);
+  }
+}
+
+// As TensorFlow's ResizeBicubic and ScaleAndTranslate: first between rows, then along the result.
+FOR_EACH_MACHINE
+void ResizeBySpans(const Image& image, bool flipped, const Spans& rows, const Spans& columns,
+                   uint8_t* out) {
+  const int size = rows.size;
+  const int length = size * kColors;
+  const int taps = *std::max_element(columns.count.begin(), columns.count.end());
+  std::vector<float> between((image.width + taps) * kColors + kPadding);
+  std::vector<float> resized(length + kPadding);
+  float* const sums = between.data();
+  float* const to = resized.data();
+  for (int y = 0; y < size; ++y) {
+    const float* const weights = rows.WeightsOf(y);
+    for (int done = 0, left; (left = rows.count[y] - done) > 0; done += 4) {
+      const int row = rows.first[y] + done;
+      if (left >= 4) AddRows<4>(image, row, weights + done, !done, sums);
+      if (left == 3) AddRows<3>(image, row, weights + done, !done, sums);
+      if (left == 2) AddRows<2>(image, row, weights + done, !done, sums);
+      if (left == 1) AddRows<1>(image, row, weights + done, !done, sums);
+    }
+    SumColumns<kUnrolled>(sums, columns, flipped, taps, to);
+    // Cubic filters overshoot at edges.
+    for (int j = 0; j < length; ++j) {
+      out[j] = static_cast<int>(std::min(std::max(to[j] + 0.5f, 0.0f), 255.0f));
+    }
+    out += length;
+  }
+}
+
+template <MakeSpans make_spans>
+void ResizeWith(const Image& image, int size, bool flipped, uint8_t* out) {
+  ResizeBySpans(image, flipped, make_spans(image.height, size), make_spans(image.width, size), out);
 }
 
 }  // namespace
 
 Function* ForMethod(const char* method, bool antialias) {
-  if (std::strcmp(method, "bicubic") == 0) return antialias ? ResizeWithKeys : ResizeBicubic;
-  return antialias ? ResizeWithTriangle : ResizeBilinear;
+  if (std::strcmp(method, "bicubic") == 0) {
+    return antialias ? ResizeWith<WidenedSpans<Keys, 2>> : ResizeWith<CubicSpans>;
+  }
+  return antialias ? ResizeWith<WidenedSpans<Triangle, 1>> : ResizeBilinear;
 }
 
 }  // namespace resize

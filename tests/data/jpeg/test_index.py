@@ -1,6 +1,7 @@
 """Crops decoded from cuts of JPEGs, compared with crops of whole images."""
 
 import io
+import os
 import pathlib
 import subprocess
 
@@ -340,16 +341,21 @@ def test_batches_with_and_without_an_index(split, options):
     np.testing.assert_array_equal(images(config, damage=lambda index: index[:-1]), ordinary)
 
 
-@pytest.mark.long
-def test_hostile_bytes_and_indexes(tmp_path):
-    """Some seconds of tests/data/jpeg/jpeg_fuzz.cc, which says how to run it for longer."""
-    program = tmp_path / "jpeg_fuzz"
-    flags = ["-std=c++17", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    source = [f"-I{ROOT / 'imagenet_fast/data/jpeg'}", str(ROOT / "tests/data/jpeg/jpeg_fuzz.cc")]
-    command = ["g++", *flags, "-fno-exceptions", *source, "-o", str(program)]
+def sanitized(sanitizers, source, folder, flags=()):
+    """Returns the path of a program from this folder, compiled with sanitizers."""
+    program = folder / source.partition(".")[0]
+    command = ["g++", "-std=c++17", "-O1", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
+    command += [f"-I{JPEG}", str(HERE / source), "-o", str(program), *flags]
     built = subprocess.run(command, capture_output=True, text=True)
     if built.returncode:
         pytest.skip(f"no g++ with sanitizers: {built.stderr[:200]}")
+    return program
+
+
+@pytest.mark.long
+def test_hostile_bytes_and_indexes(tmp_path):
+    """Some seconds of jpeg_fuzz.cc, which says how to run it for longer."""
+    program = sanitized("address,undefined", "jpeg_fuzz.cc", tmp_path, ["-fno-exceptions"])
     paths = []
     for number, file in enumerate(jpegs(60, 90).values()):
         paths.append(tmp_path / f"{number}.jpg")
@@ -359,3 +365,35 @@ def test_hostile_bytes_and_indexes(tmp_path):
     calls = int(done.stdout.rpartition("calls: ")[2])
     assert calls > 1000
     assert "damaged index, forged: 0" in done.stdout  # The walk itself is reached.
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sanitizers, threads", [("address,undefined", 1), ("thread", 4)])
+def test_hostile_records_and_their_neighbours(sanitizers, threads, tmp_path):
+    """Some seconds of image_fuzz.cc, which says how to run it for longer."""
+    headers = pathlib.Path(tf.sysconfig.get_include())
+    folders = [headers, *(headers / "external" / name for name in ("png", "libjpeg_turbo"))]
+    flags = [f"-I{ROOT / 'imagenet_fast/base'}", *(f"-isystem{folder}" for folder in folders)]
+    flags += [*tf.sysconfig.get_link_flags(), "-l:libtensorflow_cc.so.2"]
+    flags.append(f"-Wl,-rpath,{tf.sysconfig.get_lib()}")
+    program = sanitized(sanitizers, "image_fuzz.cc", tmp_path, flags)
+    files = list(jpegs(60, 90).values())
+    indexes = [*index_jpegs(tf.constant(files)).numpy(), b""]
+    buffer = io.BytesIO()
+    picture(60, 90).save(buffer, "PNG")
+    paths = []
+    for number, (file, index) in enumerate(zip([*files, buffer.getvalue()], indexes)):
+        paths.append(tmp_path / f"{number}.record")
+        sizes = {"height": 60, "width": 90, "channels": 3}
+        record = encode_example(file, label=0, text="", filename="", jpeg_index=index, **sizes)
+        paths[-1].write_bytes(record)
+    options = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1"}
+    done = subprocess.run(
+        [program, "2", "1", str(threads), *paths],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **options},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    counts = dict(line.split(": ") for line in done.stdout.splitlines())
+    assert len(counts) == 5 and all(int(count) > 50 for count in counts.values()), counts

@@ -89,7 +89,10 @@ class InputBenchmark:
                 calls[name] = self._from_iterator(dataset)
             for name, worker in workers.items():
                 calls[PEERS[name]] = self._in_worker(worker)
-            note = "The others decode images in memory, and do not resize or augment them."
+            note = (
+                "The others have their files in memory. Crops made alone: as in training, without "
+                "augmentation; the others of them are not resized either."
+            )
             return self._compare("Decoding alone", [note], calls)
 
     def stages(self) -> Comparison:

@@ -1,6 +1,6 @@
 """This package's and other input pipelines, each in its own process, on the same files.
 
-Model Garden and PyTorch need packages that this one does not depend on.
+The others but plain tf.data need packages that this one does not depend on.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ PEERS = {
     "plain": "plain tf.data",
     "model_garden": "Model Garden",
     "pytorch": "PyTorch DataLoader",
+    "dali": "DALI on the CPU",
+    "ffcv": "FFCV, JPEGs",
+    "ffcv_raw": "FFCV, raw pixels",
     "simplejpeg": "libjpeg-turbo, whole images",
 }
 _OF_RECORDS = ("plain", "model_garden")
-_OF_FILES = ("pytorch", "simplejpeg")
+_OF_FILES = ("pytorch", "dali", "ffcv", "ffcv_raw", "simplejpeg")
 _WORKER = pathlib.Path(__file__).with_name("worker.py")
 
 
@@ -88,7 +91,8 @@ def _start(
     python, advice = sys.executable, ""
     if environment:
         python = str(to_local_path(environment, name) / "bin" / "python")
-        advice = f"`tools/input_peers.sh DIRECTORY {name}` creates a working environment"
+        made = name.removesuffix("_raw")
+        advice = f"`tools/input_peers.sh DIRECTORY {made}` creates a working environment"
     if name == "own":
         command = module_command("imagenet_fast.lab.benchmarks.input.worker", python)
     else:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from imagenet_fast.data.batches import native_images, plan_training, training_batches
+from imagenet_fast.data.batches import Plan, native_images, plan_training, training_batches
 from imagenet_fast.data.dataset import distributed_dataset, thread_count, with_threads
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.jpeg.image_ops import read_examples, with_resize_kernel
@@ -64,34 +64,51 @@ def make_stages(options: InputOptions) -> dict[str, Iterable]:
 
 
 def make_bounds(options: InputOptions, count: int) -> dict[str, tf.data.Dataset]:
-    """Returns datasets, by name, that only decode images in memory, and return their sizes.
+    """Returns datasets, by name, that make or decode images in memory, and return a part of them.
 
     Args:
       options: of the data and of the decoder.
       count: batches to keep in memory, the first ones of training.
-    """
-    # Of the whole files, which is what others decode.
-    options = options.replace(jpeg_index=False, resize_kernel="tensorflow")
-    info = read_info(options)
-    records = training_records(info, options).take(count)
-    # The encoded images and their boxes.
-    planned = records.map(lambda *parts: plan_training(*parts, info=info, options=options)[0:4:3])
-    parts = planned.batch(count).get_single_element()
-    held = tf.data.Dataset.from_tensor_slices(parts).repeat()
 
-    def fused(encoded: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
-        return tf.size(
-            tf.image.decode_and_crop_jpeg(encoded, box, channels=3, dct_method="INTEGER_ACCURATE")
+    Raises:
+      UserError: if there is no C++ compiler.
+    """
+    threads = thread_count(options)
+    native = with_resize_kernel(options.replace(resize_kernel="native"))
+    # The whole files, which is what others decode.
+    others = options.replace(jpeg_index=False, resize_kernel="tensorflow")
+
+    def make(plan: Plan) -> tf.Tensor:
+        images, _ = native_images(plan._replace(changes={}), native)
+        return images[:, 0, 0, 0]
+
+    def fused(plan: Plan) -> tf.Tensor:
+        return tf.image.decode_and_crop_jpeg(
+            plan.encoded, plan.boxes, channels=3, dct_method="INTEGER_ACCURATE"
         )
 
-    def whole(encoded: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
-        return tf.size(tf.io.decode_jpeg(encoded, channels=3, dct_method="INTEGER_ACCURATE"))
+    def whole(plan: Plan) -> tf.Tensor:
+        return tf.io.decode_jpeg(plan.encoded, channels=3, dct_method="INTEGER_ACCURATE")
 
-    def alone(do: Callable[..., tf.Tensor]) -> tf.data.Dataset:
-        def batch(*parts: tf.Tensor) -> tf.data.Dataset:
-            images = tf.data.Dataset.from_tensor_slices(parts)
-            return images.map(do).batch(options.batch_size)
+    def alone(decode: Callable[[Plan], tf.Tensor]) -> tf.data.Dataset:
+        def batch(plan: Plan) -> tf.data.Dataset:
+            images = tf.data.Dataset.from_tensor_slices(plan)
+            return images.map(lambda image: tf.size(decode(image))).batch(options.batch_size)
 
-        return with_threads(in_threads(held, batch, options), thread_count(options))
+        return in_threads(_plans(others, count), batch, options)
 
-    return {"fused decode and crop alone": alone(fused), "whole decode alone": alone(whole)}
+    bounds = {
+        "crops made alone": _plans(native, count).map(make, num_parallel_calls=threads),
+        "fused decode and crop alone": alone(fused),
+        "whole decode alone": alone(whole),
+    }
+    return {name: with_threads(dataset, threads) for name, dataset in bounds.items()}
+
+
+def _plans(options: InputOptions, count: int) -> tf.data.Dataset:
+    """Returns plans of the first batches, held in memory and repeated."""
+    info = read_info(options)
+    records = training_records(info, options).take(count)
+    plans = records.map(lambda *parts: plan_training(*parts, info=info, options=options))
+    held = plans.batch(count).get_single_element()
+    return tf.data.Dataset.from_tensor_slices(held).repeat()

@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from imagenet_fast.data import decode
-from imagenet_fast.data.augmentation.augment import Changes, augment
-from imagenet_fast.data.batches import make_image, plan_training, training_batches
+from imagenet_fast.data.augmentation.augment import augment
+from imagenet_fast.data.batches import Plan, make_image, plan_training, training_batches
 from imagenet_fast.data.dataset import thread_count, with_threads
 from imagenet_fast.data.headers import image_size
 from imagenet_fast.data.info import DatasetInfo, read_info
@@ -78,7 +78,7 @@ def image_by_image(
         planned = tf.data.Dataset.from_tensors(records).map(
             lambda *parts: plan_training(*parts, info=info, options=options)
         )
-        images = planned.flat_map(lambda *p: tf.data.Dataset.from_tensor_slices(p))
+        images = planned.flat_map(tf.data.Dataset.from_tensor_slices)
         return images.map(make).batch(options.batch_size)
 
     return in_threads(order, batch, options)
@@ -103,7 +103,7 @@ def _one_by_one(
         batch_of_one = (part[tf.newaxis] for part in parts)
         planned = plan_training(*batch_of_one, info=info, options=options)
         one = tf.nest.map_structure(lambda part: part[0], planned)
-        return _example(*one, options=options, fused=fused)
+        return _example(one, options=options, fused=fused)
 
     threads = thread_count(options)
     made = order.unbatch().map(example, num_parallel_calls=threads, deterministic=True)
@@ -113,15 +113,10 @@ def _one_by_one(
 # AutoGraph cannot convert Config's checks, and nothing here needs converting.
 @tf.autograph.experimental.do_not_convert
 def _example(
-    encoded: tf.Tensor,
-    _places: tf.Tensor,
-    label: tf.Tensor,
-    box: tf.Tensor,
-    changes: Changes,
-    *,
-    options: InputOptions,
-    fused: bool,
+    plan: Plan, *, options: InputOptions, fused: bool
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns what training has of an image, from its part of a plan."""
+    encoded, box, changes = plan.encoded, plan.boxes, plan.changes
     if fused:
         image = make_image(encoded, box, changes, options)
     else:
@@ -129,4 +124,4 @@ def _example(
         whole = decode.decode_crop(encoded, whole_box, options.replace(jpeg_scaling=False))
         image = tf.slice(whole, [box[0], box[1], 0], [box[2], box[3], 3])
         image = augment(decode.resize(image, options), changes, options)
-    return image, label, tf.constant(1.0)
+    return image, plan.labels, tf.constant(1.0)

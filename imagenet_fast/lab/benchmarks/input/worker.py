@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import ctypes
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -199,6 +200,89 @@ def pytorch(
         yield from loader
 
 
+def dali(directory: str, image_size: int, batch_size: int, threads: int) -> Iterator[Any]:
+    """Returns batches of NVIDIA DALI on the CPU.
+
+    Args:
+      directory: with a folder of JPEGs for each class.
+      image_size: height and width of the images.
+      batch_size: images in a batch.
+      threads: their number.
+
+    Returns:
+      Infinite batches: lists of uint8 [batch, image_size, image_size, 3] and int32 [batch, 1].
+    """
+    from nvidia.dali import fn, types
+    from nvidia.dali.pipeline import pipeline_def
+
+    @pipeline_def(batch_size=batch_size, num_threads=threads, device_id=None)
+    def images_and_labels() -> tuple[Any, Any]:
+        files, labels = fn.readers.file(file_root=directory, random_shuffle=True)
+        images = fn.decoders.image_random_crop(
+            files, output_type=types.RGB, random_area=_AREA, random_aspect_ratio=_RATIO
+        )
+        images = fn.resize(images, size=[image_size] * 2, antialias=False)
+        return fn.flip(images, horizontal=fn.random.coin_flip()), labels
+
+    pipeline = images_and_labels()
+    pipeline.build()
+    while True:
+        yield [part.as_tensor() for part in pipeline.run()]
+
+
+def ffcv(
+    directory: str, image_size: int, batch_size: int, threads: int, write_mode: str
+) -> Iterator[tuple[Any, Any]]:
+    """Returns batches of FFCV, from a file that it writes first.
+
+    Args:
+      directory: with a folder of JPEGs for each class.
+      image_size: height and width of the images.
+      batch_size: images in a batch.
+      threads: their number.
+      write_mode: ``jpg``, JPEGs that FFCV encodes, of quality 90; ``raw``, pixels.
+
+    Returns:
+      Infinite batches of uint8 [batch, image_size, image_size, 3], and int64 [batch, 1].
+    """
+    from ffcv import fields, loader, transforms, writer
+    from ffcv.fields import decoders
+    from PIL import Image
+
+    class Images:
+        """The images and the numbers of their folders."""
+
+        files = sorted(pathlib.Path(directory).glob("*/*.jpg"))
+
+        def __len__(self) -> int:
+            return len(self.files)
+
+        def __getitem__(self, number: int) -> tuple[Image.Image, int]:
+            path = self.files[number]
+            return Image.open(path).convert("RGB"), int(path.parent.name)
+
+    path = str(pathlib.Path(directory, f"{write_mode}.beton"))
+    images = fields.RGBImageField(write_mode=write_mode, jpeg_quality=90)
+    to_file = writer.DatasetWriter(path, {"image": images, "label": fields.IntField()})
+    to_file.from_indexed_dataset(Images())
+    size = (image_size, image_size)
+    decoder = decoders.RandomResizedCropRGBImageDecoder(size, scale=_AREA, ratio=_RATIO)
+    batches = loader.Loader(
+        path,
+        batch_size=batch_size,
+        num_workers=threads,
+        order=loader.OrderOption.RANDOM,
+        os_cache=True,
+        drop_last=True,
+        pipelines={
+            "image": [decoder, transforms.RandomHorizontalFlip()],
+            "label": [decoders.IntDecoder()],
+        },
+    )
+    while True:
+        yield from batches
+
+
 def simplejpeg(directory: str, batch_size: int, threads: int) -> Iterator[int]:
     """Decodes whole images with libjpeg-turbo through PyPI's ``simplejpeg``.
 
@@ -235,6 +319,9 @@ PIPELINES: dict[str, tuple[Callable[..., Iterator[Any]], tuple[str, ...]]] = {
     "plain": (plain, ("tensorflow",)),
     "model_garden": (model_garden, ("tf-models-official", "tensorflow")),
     "pytorch": (pytorch, ("torch", "torchvision", "pillow")),
+    "dali": (dali, ("nvidia-dali-cuda120",)),
+    "ffcv": (functools.partial(ffcv, write_mode="jpg"), ("ffcv", "torch")),
+    "ffcv_raw": (functools.partial(ffcv, write_mode="raw"), ("ffcv", "torch")),
     "simplejpeg": (simplejpeg, ("simplejpeg",)),
 }
 

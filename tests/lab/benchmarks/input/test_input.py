@@ -73,7 +73,7 @@ print(json.dumps(job), flush=True)
 sys.stdin.readline()
 """
     directory = environment(program)
-    names = ("plain", "model_garden", "pytorch", "simplejpeg")
+    names = ("plain", "model_garden", "pytorch", "dali", "ffcv", "ffcv_raw", "simplejpeg")
     with start_peers(config, dict.fromkeys(names, directory), 40) as workers:
         jobs = {name: worker.answer for name, worker in workers.items()}
     assert [job["pipeline"] for job in jobs.values()] == list(names)
@@ -83,9 +83,11 @@ sys.stdin.readline()
     assert all(pathlib.Path(path).is_absolute() for path in jobs["plain"]["paths"])
     assert jobs["plain"]["shuffle_buffer"] == config.shuffle_buffer
     assert jobs["model_garden"]["classes"] == 10
-    assert jobs["pytorch"]["threads"] == jobs["simplejpeg"]["threads"] == 2
+    of_files = [job for job in jobs.values() if "directory" in job]
+    assert len(of_files) == 5
+    assert {job["threads"] for job in of_files} == {2}
     files = jobs["pytorch"]["files"]
-    assert files == jobs["simplejpeg"]["files"]
+    assert all(job["files"] == files for job in of_files)
     assert len(files) == 40
     assert {name.split("/")[0] for name in files} <= {f"{label:05d}" for label in range(10)}
     assert not pathlib.Path(jobs["pytorch"]["directory"]).exists()
@@ -181,38 +183,39 @@ def stages(stage_datasets):
     return {name: first(stage) for name, stage in stage_datasets.items()}
 
 
-@pytest.mark.long
 def test_stages(stages):
     images, labels, _ = stages["transfer"]
-    assert [len(batch) for batch in (stages["read"][0], stages["parse"][1])] == [16, 16]
-    np.testing.assert_array_equal(stages["parse"][1], labels)
-    windows = stages["draw crops"][2].numpy()
-    np.testing.assert_array_equal(stages["decode"], 3 * windows[:, 2] * windows[:, 3])
-    np.testing.assert_array_equal(stages["augment"], images[:, 0, 0, 0])
+    assert len(stages["read"][0]) == 16
+    np.testing.assert_array_equal(stages["parse"], labels)
+    assert stages["draw crops"].shape == (16, 4)
     np.testing.assert_array_equal(stages["batch"][0], images)
+    # Of digits, some crops have a border that is as bright when flipped.
+    differ = stages["decode and resize"].numpy() != images[:, 0, 0, 0].numpy()
+    assert 0 < np.sum(differ.any(-1)) < 16
     assert list(stages)[-1] == "transfer"
 
 
 @pytest.mark.long
-def test_resizing_comes_before_augmentation(stages):
-    assert (stages["resize"].numpy() != stages["augment"].numpy()).any()
-
-
-@pytest.mark.long
-def test_without_a_flip_nothing_is_augmented(config):
+def test_without_a_flip_resizing_is_last(config):
     plain = make_stages(config.replace(flip=False))
-    np.testing.assert_array_equal(first(plain["resize"]), first(plain["augment"]))
+    images, *_ = first(plain["batch"])
+    np.testing.assert_array_equal(first(plain["decode and resize"]), images[:, 0, 0, 0])
 
 
-@pytest.mark.long
 def test_bounds(config, stage_datasets):
-    """They repeatedly decode training's crops, or whole images."""
+    """They repeatedly make or decode training's crops, or decode whole images."""
     bounds = make_bounds(config, 2)
-    drawn = list(stage_datasets["draw crops"].take(2))
-    fused, whole = (list(bounds[name].take(4)) for name in bounds)
-    for index, batch in enumerate(fused):
-        windows = drawn[index % 2][2].numpy()
-        np.testing.assert_array_equal(batch, 3 * windows[:, 2] * windows[:, 3])
+    made, fused, whole = (list(bounds[name].take(4)) for name in bounds)
+    names = ("draw crops", "decode and resize")
+    of_stages = [list(stage_datasets[name].take(2)) for name in names]
+    for index, (corners, sizes) in enumerate(zip(made, fused)):
+        of_stages = [
+            list(stage_datasets[name].take(2))[index % 2]
+            for name in ("draw crops", "decode and resize")
+        ]
+        boxes, expected = (part.numpy() for part in of_stages)
+        np.testing.assert_array_equal(corners, expected)
+        np.testing.assert_array_equal(sizes, 3 * boxes[:, 2] * boxes[:, 3])
     assert {int(size) for batch in whole for size in batch} == {32 * 32 * 3}
 
 
@@ -221,7 +224,15 @@ def test_bounds(config, stage_datasets):
 @pytest.mark.parametrize(
     ("part", "names"),
     [
-        ("bounds", ("imagenet_fast", "fused decode and crop alone", "whole decode alone")),
+        (
+            "bounds",
+            (
+                "imagenet_fast",
+                "crops made alone",
+                "fused decode and crop alone",
+                "whole decode alone",
+            ),
+        ),
         ("cached", ("cache=decoded", "cache=none")),
         ("index", ("with", "without")),
     ],
