@@ -55,6 +55,8 @@ nitpick_ignore_regex = [
     (r"py:class", r"imagenet_fast\..*\._\w+"),  # type variables
     # Which options all models take: models.batch_norm.norm_arguments says what they are.
     (r"py:class", "NormOptions"),
+    # data.examples.Label: the number of a class, or those of several.
+    (r"py:class", "Label"),
     # Private classes; users see Source.
     (r"py:class", r"imagenet_fast\.data\.prepare\.sources\.\w+\.\w+Source"),
 ]

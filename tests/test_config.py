@@ -130,6 +130,11 @@ OTHER = {
     "lookahead_every": 5,
     "lookahead_decay": 0.9,
     "loss": "binary_cross_entropy",
+    "focal_gamma": 1.5,
+    "focal_alpha": 0.5,
+    "positive_gamma": 1.0,
+    "negative_gamma": 2.0,
+    "probability_margin": 0.0,
     "class_weights": "weights.json",
     "label_smoothing": 0.1,
     "select_by_loss": 0.5,
@@ -178,6 +183,7 @@ OTHER = {
     "keep_checkpoints": 1,
     "steps_per_call": "7",
     "log_every": Duration(1, "steps"),
+    "best_metric": "f1_macro",
     "stop_at_accuracy": 0.749,
     "early_stopping": 3,
     "keep_best": True,
@@ -218,6 +224,7 @@ LEFT_OUT = {
         "fused_batch_norm",
     ),
     *("dropout", "batch_norm_after_pool5", "pipeline_stages_per_device"),
+    *("focal_gamma", "focal_alpha", "positive_gamma", "negative_gamma", "probability_margin"),
 }
 CHANGED = Config(
     **{
@@ -825,6 +832,7 @@ def test_what_shapes_the_weights_may_not_change_on_resume():
         "rematerialize",
         "log_every",
         "steps_per_call",
+        "best_metric",
         "stop_at_accuracy",
         "early_stopping",
         "keep_best",

@@ -43,6 +43,12 @@ def write_photos(folder):
         for number in range(12):
             pixels = random.integers(0, 256, (40, 50, 3), np.uint8)
             Image.fromarray(pixels).save(folder / label / f"{number}.jpg")
+    # What else they show.
+    names = [f"{label}/{number}.jpg" for label in ("cat", "dog") for number in range(12)]
+    lines = [
+        f'photos/{name},"{name[:3]},{("day", "night")[n % 2]}"' for n, name in enumerate(names)
+    ]
+    (folder.parent / "scenes.csv").write_text("\n".join(["image,labels", *lines]) + "\n")
 
 
 def write_cifar(path):

@@ -13,7 +13,12 @@ from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.quiet import import_tensorflow
 from imagenet_fast.training.checkpoints.config_file import config_of_run
-from imagenet_fast.training.options import CHECKPOINT_CHOICES, CHECKPOINT_HELP
+from imagenet_fast.training.options import (
+    CHECKPOINT_CHOICES,
+    CHECKPOINT_HELP,
+    METRICS,
+    MULTI_LABEL_METRICS,
+)
 
 _OPTIONS = (
     "model_dir",
@@ -154,11 +159,18 @@ def _lines(result: dict[str, Any], classes: int) -> Iterator[str]:
         bounds = formats.interval(result[f"{name}_interval"])
         return f"{result[name]:.2%}  95% interval {bounds}"
 
-    yield f"top-1       {accuracy('top1')}"
-    if classes > 5:  # otherwise it is 100%
-        yield f"top-5       {accuracy('top5')}"
+    if "map" in result:
+        yield from (f"{METRICS[name]:12}{result[name]:.2%}" for name in MULTI_LABEL_METRICS)
+    else:
+        yield f"{METRICS['top1']:12}{accuracy('top1')}"
+        if classes > 5:  # otherwise it is 100%
+            yield f"{METRICS['top5']:12}{accuracy('top5')}"
+    if "thresholds_f1_micro" in result:
+        micro, macro = (result[f"thresholds_f1_{kind}"] for kind in ("micro", "macro"))
+        yield f"with the run's thresholds: micro F1 {micro:.2%}, macro F1 {macro:.2%}"
     yield f"loss        {result['loss']:.4f}"
-    yield f"ECE         {result['ece']:.2%}  expected calibration error"
+    if "ece" in result:
+        yield f"ECE         {result['ece']:.2%}  expected calibration error"
     yield f"images      {result['examples']}"
     if result["skipped"]:
         yield f"unreadable  {result['skipped']}"
@@ -178,6 +190,8 @@ def _table(classes: list[dict[str, Any]]) -> str:
     from imagenet_fast.training.report import formats
     from imagenet_fast.training.report.class_metrics import ClassMetrics, mean_metrics, worst_first
 
+    if classes and "average_precision" in classes[0]:
+        return _table_of_several(classes)
     metrics = [ClassMetrics(**row) for row in classes]
     shown, mean = worst_first(metrics)[:_MAX_CLASSES], mean_metrics(metrics)
     width = min(_NAME_WIDTH, max(len(row.name) for row in [*shown, mean]))
@@ -195,4 +209,21 @@ def _table(classes: list[dict[str, Any]]) -> str:
         )
     if len(metrics) > len(shown):
         lines.insert(-1, f"... and {len(metrics) - len(shown)} more; --json has all")
+    return "\n".join(lines)
+
+
+def _table_of_several(classes: list[dict[str, Any]]) -> str:
+    """Returns the metrics of the classes with the lowest average precision, of several labels."""
+    rows = sorted(classes, key=lambda row: (row["average_precision"] or 2.0, row["name"]))
+    width = min(_NAME_WIDTH, max(len(row["name"]) for row in rows[:_MAX_CLASSES]))
+    heads = ("AP", "threshold", "recall", "precision", "F1", "images")
+    lines = [f"{'class':{width}}" + "".join(f"  {head:>9}" for head in heads)]
+    for row in rows[:_MAX_CLASSES]:
+        values = ("average_precision", "threshold", "recall", "precision", "f1")
+        texts = ["-" if row[name] is None else f"{row[name]:.2%}" for name in values]
+        name = row["name"] if len(row["name"]) <= width else f"{row['name'][: width - 3]}..."
+        cells = "".join(f"  {text:>9}" for text in (*texts, str(row["images"])))
+        lines.append(f"{name:{width}}{cells}")
+    if len(rows) > _MAX_CLASSES:
+        lines.append(f"... and {len(rows) - _MAX_CLASSES} more; --json has all")
     return "\n".join(lines)

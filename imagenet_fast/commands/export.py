@@ -37,7 +37,12 @@ def main(arguments: list[str]) -> int:
     flags.define("onnx", "", "new ONNX file, for preprocessed images")
     flags.define("tflite", "", "new TFLite file, for preprocessed images")
     flags.define("checkpoint", "last", CHECKPOINT_HELP)
-    flags.define("top_k", 5, "classes in a prediction of the SavedModel")
+    flags.define(
+        "top_k",
+        5,
+        "classes in a prediction of the SavedModel; all, with their thresholds, if images have "
+        "several labels",
+    )
     flags.define(
         "temperature",
         "1",

@@ -52,6 +52,21 @@ _SOURCE_OPTIONS: dict[str, tuple[str | float, str]] = {
         "list: the column of what several images are of, such as patients or videos: all images of "
         "one are held out, or none",
     ),
+    "label_separator": (
+        "",
+        "list, huggingface: character between the names of several labels of an image, as in "
+        "cat,dog; lists of names need none",
+    ),
+    "label_columns": (
+        "",
+        "list, huggingface: columns with 0 or 1, one for each class, separated by commas, of "
+        "images with several labels; *: all columns that are not used otherwise",
+    ),
+    "allow_unlabelled": (
+        False,
+        "list, huggingface: of data with several labels, also take images without any, which show "
+        "none of the classes",
+    ),
     "image_dir": (
         "",
         "list: directory of the images, where relative paths start; default: the list's directory",
@@ -312,4 +327,5 @@ def _warn(warnings: Iterable[str]) -> None:
 def _contents(manifest: Manifest) -> str:
     splits = (counted(split.examples, f"{name} image") for name, split in manifest.splits.items())
     classes = counted(manifest.num_classes, "class", "classes")
-    return f"{manifest.name}, {classes}, {', '.join(splits)}"
+    several = ", several labels an image" * manifest.multi_label
+    return f"{manifest.name}, {classes}{several}, {', '.join(splits)}"

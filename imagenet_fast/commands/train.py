@@ -13,6 +13,7 @@ from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names, run_in
 from imagenet_fast.distribute.quiet import import_tensorflow
 from imagenet_fast.training.compile_cache import cache_flags
+from imagenet_fast.training.options import metric_text
 
 # The options that most runs without a recipe set, for --help.
 _MAIN_OPTIONS = (
@@ -87,7 +88,8 @@ def main(arguments: list[str]) -> int:
             print(f"exporting {path} to {flags['saved_model']}", file=sys.stderr, flush=True)
             print(export(config, flags["saved_model"], checkpoint=which))
         length = Duration(float(f"{summary['epochs']:.4g}"), "epochs")
-        accuracy = "" if summary["top1"] is None else f"top-1 {summary['top1']:.2%}, "
+        main = "map" if "map" in summary else "top1"
+        accuracy = "" if summary[main] is None else f"{metric_text(summary, main)}, "
         print(
             f"{accuracy}{length} in {summary['train_seconds']:.1f} s of "
             f"training ({summary['wall_seconds']:.1f} s in all), "

@@ -61,12 +61,14 @@ class BadImages:
       split: the split that the pipeline reads.
       labels: valid labels of records.
       max_pixels: maximum height times width of images.
+      multi_label: whether a record has any number of labels.
     """
 
     path: Path
     split: str
     labels: range
     max_pixels: int
+    multi_label: bool = False
 
     def add(self, record: bytes) -> None:
         """Adds an unreadable or lost record.
@@ -79,7 +81,7 @@ class BadImages:
             found = {"shard": to_path(lost.shard).name, "record": lost.record}
             self._add("lost record", {**found, "offset": lost.offset, "reason": lost.reason})
             return
-        kind, reason, file = diagnose(record, self.labels, self.max_pixels)
+        kind, reason, file = diagnose(record, self.labels, self.max_pixels, self.multi_label)
         digest = hashlib.sha256(record).hexdigest()[:16]  # names may be missing or repeated
         self._add(kind, {"file": file, "reason": reason, "sha256": digest})
 
@@ -100,19 +102,26 @@ def list_bad_images(
     name = _OTHER_FILE.format(pipeline) if pipeline else FILE
     labels = range(-info.label_offset, info.num_classes - info.label_offset)
     bad_images = BadImages(
-        to_path(options.model_dir, name).absolute(), split, labels, options.max_pixels
+        to_path(options.model_dir, name).absolute(),
+        split,
+        labels,
+        options.max_pixels,
+        info.multi_label,
     )
     _list_at(bad_images.path)  # cached now, before several threads could create it at once
     return bad_images
 
 
-def diagnose(record: bytes, labels: range, max_pixels: int) -> tuple[str, str, str]:
+def diagnose(
+    record: bytes, labels: range, max_pixels: int, multi_label: bool = False
+) -> tuple[str, str, str]:
     """Finds out why a record could not be converted to an image.
 
     Args:
       record: the data of the record.
       labels: valid labels.
       max_pixels: maximum height times width.
+      multi_label: whether a record has any number of labels.
 
     Returns:
       The kind, one of ``no example``, ``wrong label``, ``no image``, ``damaged image``, ``large
@@ -123,21 +132,22 @@ def diagnose(record: bytes, labels: range, max_pixels: int) -> tuple[str, str, s
         fields = decode_example(record)
     except ValueError as error:
         return "no example", str(error), ""
-    return *_diagnose_fields(fields, labels, max_pixels), file_name(record)
+    return *_diagnose_fields(fields, labels, max_pixels, multi_label), file_name(record)
 
 
 def _diagnose_fields(
-    fields: dict[str, list[Any]], labels: range, max_pixels: int
+    fields: dict[str, list[Any]], labels: range, max_pixels: int, multi_label: bool
 ) -> tuple[str, str]:
     for name, (type_, minimum) in _FIELDS.items():
         values = fields.get(name, [])
-        if not minimum <= len(values) <= 1:
+        any_number = multi_label and name == LABEL
+        if not any_number and not minimum <= len(values) <= 1:
             return "no example", f"it has {counted(len(values), 'value')} of {name}"
         if not all(isinstance(value, type_) for value in values):
             return "no example", f"its {name} has the wrong type"
-    if fields[LABEL][0] not in labels:
-        reason = f"{fields[LABEL][0]} is not in [{labels.start}, {labels.stop})"
-        return "wrong label", reason
+    for label in fields.get(LABEL, []):
+        if label not in labels:
+            return "wrong label", f"{label} is not in [{labels.start}, {labels.stop})"
     try:
         image = normalize_encoding(fields[ENCODED][0], max_pixels=max_pixels)
     except TooManyPixelsError as error:

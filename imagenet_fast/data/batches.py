@@ -29,12 +29,13 @@ from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.jpeg.image_ops import make_images, read_examples
 from imagenet_fast.data.shards import load_records
 
-# The label of padding in the last batches of an evaluation.
+# The label of padding in the last batches of an evaluation; of multi-label data, of each class.
 PADDING = -1
 
+_LABEL = {LABEL: tf.io.FixedLenFeature([], tf.int64)}
+_LABELS = {LABEL: tf.io.VarLenFeature(tf.int64)}
 _FEATURES = {
     ENCODED: tf.io.FixedLenFeature([], tf.string),
-    LABEL: tf.io.FixedLenFeature([], tf.int64),
     HEIGHT: tf.io.FixedLenFeature([], tf.int64, default_value=0),
     WIDTH: tf.io.FixedLenFeature([], tf.int64, default_value=0),
 }
@@ -57,7 +58,8 @@ class Plan(NamedTuple):
       encoded: bytes of the image files, string [images]; with native ops, of the records.
       places: where the image and its index are in each record, int64 [images, 4], as of
         :class:`~imagenet_fast.data.jpeg.image_ops.Examples`; without native ops [images, 0].
-      labels: classes, int32 [images].
+      labels: classes, int32 [images]; of multi-label data int32 [images, classes], 1 for each class
+        of an image and 0 for others.
       boxes: crop boxes, int32 [images, 4].
       changes: the augmentation of each image, [images, ...].
     """
@@ -88,13 +90,11 @@ def training_batches(
       in_python: whether the dataset runs in this process, so that Python can warn.
 
     Returns:
-      ``(images, labels, weights)``, uint8 [batch, image_size, image_size, 3], int32 [batch] and
-      float32 [batch]. The weight is 1, or 0 for unreadable images.
+      ``(images, labels, weights)``, uint8 [batch, image_size, image_size, 3], int32 [batch] (of
+      multi-label data int32 [batch, classes], 0 or 1) and float32 [batch]. The weight is 1, or 0
+      for unreadable images.
     """
-    options = options.part(AugmentationOptions)
-    preprocessing = _Preprocessing(
-        True, info.label_offset, info.num_classes, options, threads, in_python
-    )
+    preprocessing = _Preprocessing.of(True, info, options, threads, in_python)
     return _batches(order, preprocessing, bad_images)
 
 
@@ -109,7 +109,7 @@ def plan_training(
       info: the data set.
       options: gives the preprocessing and augmentation.
     """
-    preprocessing = _Preprocessing(True, info.label_offset, info.num_classes, options, 1, True)
+    preprocessing = _Preprocessing.of(True, info, options, 1, True)
     return preprocessing.plan(records, identities)
 
 
@@ -125,10 +125,7 @@ def evaluation_batches(
 
     The last batch may be smaller.
     """
-    options = options.part(AugmentationOptions)
-    preprocessing = _Preprocessing(
-        False, info.label_offset, info.num_classes, options, threads, in_python
-    )
+    preprocessing = _Preprocessing.of(False, info, options, threads, in_python)
     return _batches(records, preprocessing, bad_images)
 
 
@@ -155,7 +152,7 @@ def native_images(
     changes = dict(plan.changes)
     flipped = _pop_flip(changes)
     if flipped is None:
-        flipped = tf.zeros_like(plan.labels, tf.bool)
+        flipped = tf.zeros(tf.shape(plan.boxes)[:1], tf.bool)
     images, misfits = make_images(
         plan.encoded, plan.places, plan.boxes, flipped, options=options, threads=threads
     )
@@ -206,10 +203,22 @@ def _warn_of_misfits(misfits: np.ndarray) -> bool:
     return True
 
 
-def unreadable(options: AugmentationOptions, label: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns a placeholder (image, label, weight) of weight 0."""
+def unreadable(
+    options: AugmentationOptions, label: int, shape: tuple[int, ...] = ()
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns a placeholder (image, label, weight) of weight 0.
+
+    Args:
+      options: give the image's size.
+      label: of the placeholder.
+      shape: of a label, see ``DatasetInfo``.
+    """
     size = options.image_size
-    return tf.zeros([size, size, 3], tf.uint8), tf.constant(label, tf.int32), tf.constant(0.0)
+    return (
+        tf.zeros([size, size, 3], tf.uint8),
+        tf.constant(label, tf.int32, shape),
+        tf.constant(0.0),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,6 +230,7 @@ class _Preprocessing:
         are any. In evaluation they are those in the images' headers, as in serving.
       label_offset: added to a stored label.
       num_classes: of the data set.
+      multi_label: whether an image has any number of labels.
       options: those that affect images; others have their defaults.
       threads: how many make images.
       in_python: whether Python can be called.
@@ -229,9 +239,31 @@ class _Preprocessing:
     is_training: bool
     label_offset: int
     num_classes: int
+    multi_label: bool
     options: AugmentationOptions
     threads: int
     in_python: bool
+
+    @classmethod
+    def of(
+        cls,
+        is_training: bool,
+        info: DatasetInfo,
+        options: AugmentationOptions,
+        threads: int,
+        in_python: bool,
+    ) -> _Preprocessing:
+        """Returns that of a data set's images."""
+        options = options.part(AugmentationOptions)
+        return cls(
+            is_training,
+            info.label_offset,
+            info.num_classes,
+            info.multi_label,
+            options,
+            threads,
+            in_python,
+        )
 
     @property
     def is_native(self) -> bool:
@@ -256,14 +288,33 @@ class _Preprocessing:
             )
         else:
             encoded, places, labels, sizes = self._parse(records, careful)
-        labels = tf.cast(labels + self.label_offset, tf.int32)
-        in_range = tf.logical_and(labels >= 0, labels < self.num_classes)
-        tf.debugging.Assert(tf.reduce_all(in_range), ["label out of range:", labels])
+        labels = self._multi_hot(records) if self.multi_label else self._numbered(labels)
         if not self.is_training:
             return Plan(encoded, places, labels, evaluation_crop_boxes(sizes, self.options), {})
         (keys,) = identities
         boxes = training_crop_boxes(sizes, keys, self.options)
         return Plan(encoded, places, labels, boxes, draw_changes(keys, self.options))
+
+    def _numbered(self, labels: tf.Tensor) -> tf.Tensor:
+        """Returns the classes of stored labels, int32 of the same shape."""
+        labels = tf.cast(labels + self.label_offset, tf.int32)
+        in_range = tf.logical_and(labels >= 0, labels < self.num_classes)
+        tf.debugging.Assert(tf.reduce_all(in_range), ["label out of range:", labels])
+        return labels
+
+    def _multi_hot(self, records: tf.Tensor) -> tf.Tensor:
+        """Returns the labels of multi-label records, int32 [images, classes].
+
+        TensorFlow's parser finds them for a whole batch, without a copy of the images.
+        """
+        stored = tf.io.parse_example(records, _LABELS)[LABEL]
+        places = tf.stack(
+            [tf.cast(stored.indices[:, 0], tf.int32), self._numbered(stored.values)], 1
+        )
+        shape = [tf.size(records), self.num_classes]
+        labels = tf.scatter_nd(places, tf.ones_like(places[:, 0]), shape)
+        # A label that is stored twice counts once.
+        return tf.ensure_shape(tf.minimum(labels, 1), [records.shape[0], self.num_classes])
 
     def _read(self, records: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Returns what ``_parse`` does, by a native op."""
@@ -273,12 +324,18 @@ class _Preprocessing:
                 with_index=uses_jpeg_index(self.options),
                 from_headers=not self.is_training,
                 max_pixels=self.options.max_pixels,
+                with_label=not self.multi_label,
             )
         )
 
     def _parse(self, records: tf.Tensor, careful: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Returns a plan's ``encoded`` and ``places``, labels as stored, int64, and sizes."""
-        examples = tf.io.parse_example(records, _FEATURES)
+        """Returns a plan's ``encoded`` and ``places``, labels as stored, int64, and sizes.
+
+        Multi-label records have labels of 0 here, see ``_multi_hot``.
+        """
+        features = _FEATURES if self.multi_label else {**_FEATURES, **_LABEL}
+        examples = tf.io.parse_example(records, features)
+        labels = examples.get(LABEL, tf.zeros(tf.shape(records), tf.int64))
         if self.is_training:
             encoded, sizes = examples[ENCODED], self._sizes(examples, careful)
         else:
@@ -291,7 +348,7 @@ class _Preprocessing:
         if self.is_native:
             lengths = tf.cast(tf.strings.length(encoded), tf.int64)
             places = tf.stack([0 * lengths, lengths, 0 * lengths, 0 * lengths], axis=1)
-        return encoded, places, examples[LABEL], sizes
+        return encoded, places, labels, sizes
 
     def _sizes(self, examples: dict[str, tf.Tensor], careful: tf.Tensor) -> tf.Tensor:
         """Returns images' heights and widths, int32 [images, 2].
@@ -366,14 +423,14 @@ def _batches(
     any_number = [tf.TensorSpec([None, *part.shape[1:]], part.dtype) for part in specs]
     signature = (*any_number, tf.TensorSpec([], tf.bool))
     begin, end = _traced(preprocessing, signature, tf.compat.v1.get_default_graph())
-    (_, *changes), _ = begin.get_concrete_function().structured_outputs
+    (_, *changes), begin_labels = begin.get_concrete_function().structured_outputs
     ends_at_once = preprocessing.is_native and not any(changes)
 
     def make(*batch: tf.Tensor, careful: bool) -> tf.data.Dataset:
         begun = tf.data.Dataset.from_tensors(batch).map(lambda *parts: begin(*parts, careful))
         if ends_at_once:
             return begun.map(
-                lambda parts, labels: (parts[0], labels, tf.ones_like(labels, tf.float32))
+                lambda parts, labels: (parts[0], labels, tf.ones(tf.shape(labels)[:1]))
             )
         each = begun.unbatch().map(lambda parts, label: (end(*parts), label, tf.constant(1.0)))
         # drop_remainder, because after an error a batch of the remaining images would follow.
@@ -388,7 +445,7 @@ def _batches(
     def report(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         if bad_images:
             tf.numpy_function(bad_images.add, [record], [])
-        return unreadable(preprocessing.options, label=0)
+        return unreadable(preprocessing.options, 0, begin_labels.shape[1:])
 
     def batch(*records: tf.Tensor) -> tf.data.Dataset:
         size = tf.shape(records[0], tf.int64)[0]

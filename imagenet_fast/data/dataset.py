@@ -4,7 +4,8 @@ Training reads records in the order of ``order.py`` and converts them as ``batch
 Both are functions of (seed, epoch, step), so resuming needs no saved state.
 
 A batch is ``(images, labels, weights)``: uint8 [batch, size, size, 3], int32 [batch] and float32
-[batch]. The weight is 1, or 0 for placeholders of unreadable images, which keep shapes and
+[batch]. Labels of multi-label data are int32 [batch, classes], 1 for each class of an image. The
+weight is 1, or 0 for placeholders of unreadable images, which keep shapes and
 positions the same. The label -1 marks padding, which only evaluation has.
 
 With ``data_on_device``, devices make their batches themselves, and this dataset only yields
@@ -79,7 +80,8 @@ def make_dataset(
     On one device this is a ``tf.data.Dataset``. Its length is that of an epoch: each iteration over
     ``train`` is the next epoch, ``validation`` and ``test`` have each readable image once, and
     their last batch may be smaller. Labels are class numbers, as for
-    ``SparseCategoricalCrossentropy``; ``dataset.map`` can change them.
+    ``SparseCategoricalCrossentropy``, or for each class 0 or 1 if images have several labels, as
+    for ``BinaryCrossentropy``; ``dataset.map`` can change them.
 
     On several devices, or with ``data_on_device``, it is that of
     :func:`~imagenet_fast.data.dataset.distributed_dataset`, for models of
@@ -417,7 +419,8 @@ def _evaluation_batches(
     read_shard = _shard_reader(part, options, here)
     records = part.select(part.interleave(part.shards(), read_shard, threads)).batch(batch_size)
     images = evaluation_batches(records, info, options, threads, bad_images, here).unbatch()
-    padding = tf.data.Dataset.from_tensors(unreadable(options, PADDING)).repeat()
+    placeholder = unreadable(options, PADDING, info.label_shape)
+    padding = tf.data.Dataset.from_tensors(placeholder).repeat()
     return images.concatenate(padding).batch(batch_size, drop_remainder=True)
 
 

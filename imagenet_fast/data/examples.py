@@ -7,7 +7,7 @@ their programs can read these shards, and this package theirs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Union
 
 from imagenet_fast.data.images import PNG_SIGNATURE
 
@@ -23,12 +23,15 @@ COLORSPACE = "image/colorspace"
 FILENAME = "image/filename"
 JPEG_INDEX = "image/jpeg_index"
 
+# The class of an image; in multi-label data, all classes of the image, each once.
+Label = Union[int, tuple[int, ...]]
+
 
 def encode_example(
     encoded: bytes,
     *,
-    label: int,
-    text: str,
+    label: Label,
+    text: str | tuple[str, ...],
     filename: str,
     height: int,
     width: int,
@@ -40,8 +43,8 @@ def encode_example(
 
     Args:
       encoded: the image as a JPEG or PNG file.
-      label: index of the class.
-      text: the class's name.
+      label: index of the class, or those of several.
+      text: the class's name, or those of several.
       filename: the image's name in its source, for display.
       height: in pixels.
       width: in pixels.
@@ -57,16 +60,13 @@ def encode_example(
 
     example = tf.train.Example()
     fields = example.features.feature
-    for name, number in (
-        (LABEL, label),
-        (HEIGHT, height),
-        (WIDTH, width),
-        (CHANNELS, channels),
-    ):
+    for name, number in ((HEIGHT, height), (WIDTH, width), (CHANNELS, channels)):
         fields[name].int64_list.value.append(number)
+    fields[LABEL].int64_list.value.extend(classes_of(label))
+    texts = (text,) if isinstance(text, str) else text
+    fields[TEXT].bytes_list.value.extend(name.encode() for name in texts)
     strings = {
         FORMAT: "PNG" if encoded.startswith(PNG_SIGNATURE) else "JPEG",
-        TEXT: text,
         COLORSPACE: "Grayscale" if channels == 1 else "RGB",
         FILENAME: filename,
     }
@@ -81,19 +81,27 @@ def encode_example(
     return example.SerializeToString(deterministic=True)
 
 
-def label_of(fields: Mapping[str, list[Any]]) -> int:
-    """Returns the label of a record.
+def classes_of(label: Label) -> tuple[int, ...]:
+    """Returns the classes of an image."""
+    return (label,) if isinstance(label, int) else label
+
+
+def labels_of(fields: Mapping[str, list[Any]], *, multi_label: bool) -> tuple[int, ...]:
+    """Returns the labels of a record.
 
     Args:
       fields: of :func:`decode_example`.
+      multi_label: whether there may be any number of labels, or none; otherwise it is the first.
 
     Raises:
       ValueError: it has none, or one that is no integer of 32 bits.
     """
-    label = next(iter(fields.get(LABEL, [])), None)
-    if not isinstance(label, int) or not -(2**31) <= label < 2**31:
-        raise ValueError(f"its label is {label!r:.100}, but must be a whole number of 32 bits")
-    return label
+    values = fields.get(LABEL, [])
+    labels = tuple(values) if multi_label else (next(iter(values), None),)
+    for label in labels:
+        if not isinstance(label, int) or not -(2**31) <= label < 2**31:
+            raise ValueError(f"its label is {label!r:.100}, but must be a whole number of 32 bits")
+    return labels
 
 
 def decode_example(record: bytes) -> dict[str, list[Any]]:

@@ -55,6 +55,7 @@ class DatasetInfo:
       label_offset: added to a stored label to get a class in [0, num_classes).
       splits: ``train`` and, if there are any, ``validation`` and ``test``.
       preparation: what ``prepare`` did to the images; None: unknown, of another converter's shards.
+      multi_label: whether an image has any number of labels, also none.
     """
 
     name: str
@@ -62,11 +63,17 @@ class DatasetInfo:
     label_offset: int
     splits: dict[str, SplitInfo]
     preparation: Preparation | None = None
+    multi_label: bool = False
 
     @property
     def num_classes(self) -> int:
         """Number of classes."""
         return len(self.labels)
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """The shape of a label in a batch, which is a class number, or 0 or 1 for each class."""
+        return (self.num_classes,) if self.multi_label else ()
 
 
 def numbered_labels(num_classes: int) -> tuple[str, ...]:
@@ -125,7 +132,12 @@ def _from_manifest(directory: Path, options: SourceOptions) -> DatasetInfo:
     if "train" not in splits:
         raise UserError(f"{directory} has no training images")
     return DatasetInfo(
-        manifest.name, manifest.labels, manifest.label_offset, splits, manifest.preparation
+        manifest.name,
+        manifest.labels,
+        manifest.label_offset,
+        splits,
+        manifest.preparation,
+        manifest.multi_label,
     )
 
 
@@ -154,17 +166,22 @@ def _from_shards(directory: Path, options: SourceOptions) -> DatasetInfo:
     stats = [path.stat() for path in paths]
     shards = tuple((path, stat.st_size, stat.st_mtime) for path, stat in zip(paths, stats))
     labels = numbered_labels(options.num_classes)
-    splits = _count_records(shards, options.num_classes, options.label_offset)
-    return DatasetInfo(directory.name, labels, options.label_offset, dict(splits))
+    splits, multi_label = _count_records(shards, options.num_classes, options.label_offset)
+    return DatasetInfo(
+        directory.name, labels, options.label_offset, dict(splits), multi_label=multi_label
+    )
 
 
 @functools.lru_cache(maxsize=2)
 def _count_records(
     shards: tuple[tuple[Path, int, float], ...], num_classes: int, label_offset: int
-) -> dict[str, SplitInfo]:
+) -> tuple[dict[str, SplitInfo], bool]:
     """Counts records by their length headers, and checks some labels.
 
     This reads much of the shards, so the result is cached until they change.
+
+    Returns:
+      The splits, and whether one of those records has several labels.
 
     Args:
       shards: path, size in bytes and modification time of each shard.
@@ -176,21 +193,21 @@ def _count_records(
         split, _ = _split_and_total(path.name)
         found.setdefault(split, []).append(path)
     sizes = {path: size for path, size, _ in shards}
-    splits = {}
+    splits, multi_label = {}, False
     for name, paths in found.items():
         check_complete(name, paths)
         counts = tuple(index_shard(path) for path in paths)
         for path, count in zip(paths, counts):
             if not count:
                 raise UserError(f"{path} is empty: remove or rewrite it")
-        _check_labels(paths, num_classes, label_offset)
+        multi_label |= _check_labels(paths, num_classes, label_offset)
         splits[name] = SplitInfo(
             paths=tuple(map(str, paths)),
             counts=counts,
             bytes=sum(sizes[path] for path in paths),
             examples=sum(counts),
         )
-    return splits
+    return splits, multi_label
 
 
 def _split_and_total(name: str) -> tuple[str, str]:
@@ -224,28 +241,38 @@ def check_complete(split: str, paths: Sequence[Path]) -> None:
         raise UserError(f"{directory / missing[0]} is missing{more}")
 
 
-def _check_labels(paths: list[Path], num_classes: int, label_offset: int) -> None:
-    """Checks some labels of each of the first, the middle and the last shard."""
+def _check_labels(paths: list[Path], num_classes: int, label_offset: int) -> bool:
+    """Checks some labels of the first, the middle and the last shard.
+
+    Returns:
+      Whether a record has several.
+    """
+    several = False
     for path in dict.fromkeys((paths[0], paths[len(paths) // 2], paths[-1])):
         records = itertools.islice(read_records(path), _LABELS_CHECKED)
         try:
             for number, record in enumerate(records):
-                _check_label(f"{path}, record {number}", record, num_classes, label_offset)
+                place = f"{path}, record {number}"
+                several |= _check_label(place, record, num_classes, label_offset) > 1
         except CorruptRecordError:
             continue  # the input pipeline skips and counts it
+    return several
 
 
-def _check_label(place: str, record: bytes, num_classes: int, label_offset: int) -> None:
+def _check_label(place: str, record: bytes, num_classes: int, label_offset: int) -> int:
+    """Checks the labels of a record, and returns their number."""
     try:
         values = decode_example(record).get(LABEL)
     except ValueError as error:
         raise UserError(f"{place} is {error}") from None
     if not values or not isinstance(values[0], int):
         raise UserError(f"{place} has no integer {LABEL}")
-    label = values[0] + label_offset
-    if not 0 <= label < num_classes:
-        raise UserError(
-            f"{place} has label {values[0]}, which with label_offset {label_offset} is {label}: "
-            f"not in [0, {num_classes}). In shards of the TPU and Model Garden converters, labels "
-            "start at 1: --label_offset=-1 --num_classes=1000"
-        )
+    for value in values:
+        label = value + label_offset
+        if not 0 <= label < num_classes:
+            raise UserError(
+                f"{place} has label {value}, which with label_offset {label_offset} is {label}: "
+                f"not in [0, {num_classes}). In shards of the TPU and Model Garden converters, "
+                "labels start at 1: --label_offset=-1 --num_classes=1000"
+            )
+    return len(values)

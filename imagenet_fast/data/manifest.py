@@ -10,6 +10,7 @@ import collections
 import contextlib
 import dataclasses
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -29,7 +30,7 @@ from imagenet_fast.base.files import write_file
 from imagenet_fast.base.outside import Count, as_type, read_json
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.data import records
-from imagenet_fast.data.examples import decode_example, label_of
+from imagenet_fast.data.examples import decode_example, labels_of
 from imagenet_fast.data.preparation import Preparation
 
 FILE = "manifest.json"
@@ -114,6 +115,7 @@ class Manifest:
       unindexed: number of JPEGs without an index that are large enough for one, such as progressive
         ones.
       warnings: problems of the source that did not stop ``prepare``.
+      multi_label: whether an image has any number of labels; class counts are then of labels.
     """
 
     name: str
@@ -125,6 +127,7 @@ class Manifest:
     skipped: tuple[Skipped, ...] = ()
     unindexed: Count = 0
     warnings: tuple[str, ...] = ()
+    multi_label: bool = False
 
     @property
     def preparation(self) -> Preparation | None:
@@ -233,6 +236,7 @@ def verify(directory: str | os.PathLike[str], progress: bool = True) -> list[str
     directory = to_path(directory)
     manifest = read_manifest(directory)
     problems = []
+    read = functools.partial(_read_shard, multi_label=manifest.multi_label)
     total = sum(shard.bytes for shard in manifest.shards)
     pool = ThreadPoolExecutor(cpu_cores())
     try:
@@ -242,7 +246,7 @@ def verify(directory: str | os.PathLike[str], progress: bool = True) -> list[str
             for name, split in manifest.splits.items():
                 counts: collections.Counter[int] = collections.Counter()
                 paths = [directory / shard.file for shard in split.shards]
-                for shard, found in zip(split.shards, pool.map(_read_shard, split.shards, paths)):
+                for shard, found in zip(split.shards, pool.map(read, split.shards, paths)):
                     problems += found.problems
                     counts += found.labels
                     bar.update(shard.bytes)
@@ -259,7 +263,7 @@ class _Contents(NamedTuple):
     labels: collections.Counter[int]
 
 
-def _read_shard(shard: Shard, path: Path) -> _Contents:
+def _read_shard(shard: Shard, path: Path, *, multi_label: bool) -> _Contents:
     labels: collections.Counter[int] = collections.Counter()
     problems = []
     problem = size_problem(shard, path)
@@ -286,7 +290,7 @@ def _read_shard(shard: Shard, path: Path) -> _Contents:
             )
             continue
         try:
-            labels[label_of(decode_example(record))] += 1
+            labels.update(labels_of(decode_example(record), multi_label=multi_label))
         except ValueError as error:
             problems.append(f"{path}: record {number - 1}: {error}")
     if number != shard.examples:
@@ -413,7 +417,7 @@ def _check(manifest: Manifest) -> None:
                 f"{name}: has {len(split.class_counts)} class counts, but {manifest.num_classes} "
                 "labels"
             )
-        if sum(split.class_counts) != split.examples:
+        if not manifest.multi_label and sum(split.class_counts) != split.examples:
             raise ValueError(
                 f"{name}: {sum(split.class_counts)} examples by class, {split.examples} by shard"
             )

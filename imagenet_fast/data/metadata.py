@@ -28,7 +28,7 @@ from imagenet_fast.base.files import write_file
 from imagenet_fast.base.outside import MAX_ARRAYS, read_arrays
 from imagenet_fast.base.paths import Path
 from imagenet_fast.data import records
-from imagenet_fast.data.examples import ENCODED, decode_example, label_of
+from imagenet_fast.data.examples import ENCODED, Label, classes_of, decode_example, labels_of
 from imagenet_fast.data.images import PNG_SIGNATURE, BadImageError, EncodedImage, normalize_encoding
 from imagenet_fast.data.manifest import Manifest, Shard
 
@@ -40,6 +40,9 @@ _HASH_SIDE = 16
 HASH_BITS = _HASH_SIDE**2
 # Before hashing, images are shrunk by averaging blocks of pixels, which is fast, to at least this.
 _MIN_SIDE = 128
+
+# Images whose bits of classes are unpacked at once.
+_UNPACKED_AT_ONCE = 2**16
 
 # Explicitly little-endian, so that files are the same on every machine.
 ROW = np.dtype(
@@ -56,20 +59,36 @@ ROW = np.dtype(
         ("hash", "<u8", (HASH_BITS // 64,)),  # pHash: similar images differ in few bits
     ]
 )
-_NAMES = ROW.names or ()
 
 
-def describe(image: EncodedImage, label: int, record_bytes: int) -> tuple:
-    """Returns the values of ``ROW`` for an image.
+def row_type(num_classes: int, multi_label: bool) -> np.dtype:
+    """Returns the dtype of an image's metadata.
+
+    It is ``ROW``. Of multi-label data it also has ``classes``, a bit for each class, the first in
+    the highest bit of the first byte, and ``label`` is the first class of an image, -1 without any.
+    """
+    if not multi_label:
+        return ROW
+    return np.dtype([*ROW.descr, ("classes", "u1", ((num_classes + 7) // 8,))])
+
+
+def describe(image: EncodedImage, label: Label, record_bytes: int, row: np.dtype = ROW) -> tuple:
+    """Returns the values of a row for an image.
 
     Args:
       image: the image, as it is stored.
-      label: its class.
+      label: its class or classes.
       record_bytes: the length of its record's data.
+      row: of :func:`row_type`.
     """
     hashed = perceptual_hash(image.pixels)
+    classes: tuple[np.ndarray, ...] = ()
+    if row != ROW:
+        bits = np.zeros(8 * row["classes"].shape[0], bool)
+        bits[list(classes_of(label))] = True
+        classes = (np.packbits(bits),)
     return (
-        label,
+        min(classes_of(label), default=-1),
         image.height,
         image.width,
         image.channels,
@@ -80,7 +99,24 @@ def describe(image: EncodedImage, label: int, record_bytes: int) -> tuple:
         google_crc32c.value(image.data) << 32 | zlib.adler32(image.data),
         hashed is not None,
         0 if hashed is None else hashed,
+        *classes,
     )
+
+
+def classes_in(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns places of images in ``rows`` and their classes, int64 [labels], in this order.
+
+    An image is there once for each of its classes.
+    """
+    if "classes" not in (rows.dtype.names or ()):
+        return np.arange(len(rows)), rows["label"].astype(np.int64)
+    places, classes = [], []
+    for start in range(0, len(rows), _UNPACKED_AT_ONCE):
+        bits = np.unpackbits(rows["classes"][start : start + _UNPACKED_AT_ONCE], axis=1)
+        found = np.nonzero(bits)
+        places.append(start + found[0])
+        classes.append(found[1])
+    return np.concatenate(places), np.concatenate(classes)
 
 
 def perceptual_hash(image: Image.Image) -> np.ndarray | None:
@@ -102,23 +138,23 @@ def _phash() -> Callable | None:
     return phash
 
 
-def pack(rows: list[tuple]) -> str:
+def pack(rows: list[tuple], row: np.dtype = ROW) -> str:
     """Returns the rows of a shard as text for a line of the journal."""
-    return base64.b64encode(zlib.compress(np.array(rows, ROW).tobytes())).decode("ascii")
+    return base64.b64encode(zlib.compress(np.array(rows, row).tobytes())).decode("ascii")
 
 
-def unpack(text: str, images: int) -> np.ndarray | None:
-    """Returns the rows that :func:`pack` encoded, of dtype ``ROW`` and shape (images,).
+def unpack(text: str, images: int, row: np.dtype = ROW) -> np.ndarray | None:
+    """Returns the rows that :func:`pack` encoded, of dtype ``row`` and shape (images,).
 
     None if the text is damaged, or has another number of rows.
     """
-    size = images * ROW.itemsize
+    size = images * row.itemsize
     stream = zlib.decompressobj()
     try:
         data = stream.decompress(base64.b64decode(text), min(size, MAX_ARRAYS) + 1)
     except (ValueError, zlib.error):
         return None
-    return np.frombuffer(data, ROW) if stream.eof and len(data) == size else None
+    return np.frombuffer(data, row) if stream.eof and len(data) == size else None
 
 
 def write_metadata(manifest: Manifest, packed: Mapping[str, str], directory: Path) -> None:
@@ -133,14 +169,15 @@ def write_metadata(manifest: Manifest, packed: Mapping[str, str], directory: Pat
       OSError: it cannot be written.
       UserError: a shard cannot be read.
     """
-    rows = {s.file: unpack(packed.get(s.file, ""), s.examples) for s in manifest.shards}
+    row = _row_of(manifest)
+    rows = {s.file: unpack(packed.get(s.file, ""), s.examples, row) for s in manifest.shards}
     missing = [shard for shard in manifest.shards if rows[shard.file] is None]
-    rows |= _read_shards(missing, manifest.label_offset, directory, progress=False)
+    rows |= _read_shards(missing, manifest, directory, progress=False)
     _write(manifest, np.concatenate([rows[shard.file] for shard in manifest.shards]), directory)
 
 
 def read_metadata(manifest: Manifest, directory: Path, progress: bool = True) -> np.ndarray:
-    """Returns the metadata of all images of a data set, of dtype ``ROW`` and shape (images,).
+    """Returns the metadata of all images of a data set, [images], of dtype :func:`row_type`.
 
     If ``data.npz`` is missing or out of date, or lacks hashes and ImageHash is installed, it is
     rewritten from the shards, which decodes all images.
@@ -156,7 +193,7 @@ def read_metadata(manifest: Manifest, directory: Path, progress: bool = True) ->
     """
     rows = _load(manifest, directory)
     if rows is None or (_phash() is not None and not rows["hashed"].all()):
-        read = _read_shards(manifest.shards, manifest.label_offset, directory, progress)
+        read = _read_shards(manifest.shards, manifest, directory, progress)
         rows = np.concatenate([read[shard.file] for shard in manifest.shards])
         _write(manifest, rows, directory)
     return rows
@@ -165,7 +202,8 @@ def read_metadata(manifest: Manifest, directory: Path, progress: bool = True) ->
 def read_classes(manifest: Manifest, split: str, directory: Path) -> np.ndarray:
     """Returns the class of each image of a split, int64 [images], in the order of the shards.
 
-    If ``data.npz`` is missing or out of date, they are read from the shards.
+    It is not for multi-label data. If ``data.npz`` is missing or out of date, they are read from
+    the shards.
 
     Raises:
       UserError: a shard cannot be read.
@@ -181,7 +219,8 @@ def read_classes(manifest: Manifest, split: str, directory: Path) -> np.ndarray:
     for file in files:
         for number, record in enumerate(records.read_records(directory / file)):
             try:
-                labels.append(label_of(decode_example(record)) + manifest.label_offset)
+                (label,) = labels_of(decode_example(record), multi_label=False)
+                labels.append(label + manifest.label_offset)
             except ValueError as error:
                 raise UserError(f"{directory / file}: record {number}: {error}") from None
     return _checked_classes(np.array(labels, np.int64), manifest, split, directory)
@@ -230,7 +269,7 @@ def _key(manifest: Manifest) -> str:
 
 def _write(manifest: Manifest, rows: np.ndarray, directory: Path) -> None:
     file = io.BytesIO()
-    arrays: dict[str, Any] = {name: rows[name] for name in _NAMES}
+    arrays: dict[str, Any] = {name: rows[name] for name in rows.dtype.names or ()}
     np.savez_compressed(file, shards=np.array(_key(manifest)), **arrays)
     write_file(directory / FILE, file.getvalue())
 
@@ -240,20 +279,20 @@ def _load(manifest: Manifest, directory: Path) -> np.ndarray | None:
         arrays = read_arrays(directory / FILE)
         if str(arrays["shards"]) != _key(manifest):
             return None
-        rows = np.empty(len(arrays["label"]), ROW)
+        rows = np.empty(len(arrays["label"]), _row_of(manifest))
         if len(rows) != sum(shard.examples for shard in manifest.shards):
             return None
-        for name in _NAMES:
+        for name in rows.dtype.names or ():
             rows[name] = arrays[name]
     # Missing, damaged or of another version: it is recomputed from the shards.
     except (OSError, ValueError, KeyError, TypeError, MemoryError):
         return None
-    known = rows["label"] >= 0
+    known = rows["label"] >= -int(manifest.multi_label)
     return rows if (known & (rows["label"] < manifest.num_classes)).all() else None
 
 
 def _read_shards(
-    shards: Iterable[Shard], label_offset: int, directory: Path, progress: bool
+    shards: Iterable[Shard], manifest: Manifest, directory: Path, progress: bool
 ) -> dict[str, np.ndarray]:
     shards = list(shards)
     if not shards:
@@ -265,7 +304,7 @@ def _read_shards(
         with tqdm(total=total, desc="images", unit=" images", disable=not progress) as bar:
             for shard, rows in zip(
                 shards,
-                pool.map(lambda shard: _read_shard(directory / shard.file, label_offset), shards),
+                pool.map(lambda shard: _read_shard(directory / shard.file, manifest), shards),
             ):
                 found[shard.file] = rows
                 bar.update(len(rows))
@@ -274,16 +313,21 @@ def _read_shards(
     return found
 
 
-def _read_shard(path: Path, label_offset: int) -> np.ndarray:
-    rows = []
+def _row_of(manifest: Manifest) -> np.dtype:
+    return row_type(manifest.num_classes, manifest.multi_label)
+
+
+def _read_shard(path: Path, manifest: Manifest) -> np.ndarray:
+    rows, row = [], _row_of(manifest)
     for number, record in enumerate(records.read_records(path)):
         try:
             fields = decode_example(record)
             data = fields[ENCODED][0]
             # PNG is lossless, so that the pixels are those of the file.
             image = normalize_encoding(data, "png")._replace(data=data)
-            label = label_of(fields) + label_offset
-            rows.append(describe(image, label, len(record)))
+            stored = labels_of(fields, multi_label=manifest.multi_label)
+            label = tuple(own + manifest.label_offset for own in stored)
+            rows.append(describe(image, label, len(record), row))
         except (BadImageError, KeyError, IndexError, ValueError) as error:
             raise UserError(f"{path}: record {number}: {error}") from error
-    return np.array(rows, ROW)
+    return np.array(rows, row)

@@ -92,7 +92,8 @@ class ImagesOnDevice:
           replica: index of the replica among all.
 
         Returns:
-          Images, uint8 [batch_size, image_size, image_size, 3], labels, int32 [batch_size], and
+          Images, uint8 [batch_size, image_size, image_size, 3], labels, int32 [batch_size] (of
+          multi-label data [batch_size, classes]), and
           weights, float32 [batch_size], which are 0 for unreadable images.
         """
         raise NotImplementedError
@@ -147,7 +148,8 @@ class ValidationImages(ImagesOnDevice):
         places = self._places(step, replica)
         images, labels, weights = self._gather(tf.minimum(places, self._count - 1), replica)
         real = places < self._count
-        return images, tf.where(real, labels, PADDING), tf.where(real, weights, 0.0)
+        real_labels = real if labels.shape.rank == 1 else real[:, tf.newaxis]
+        return images, tf.where(real_labels, labels, PADDING), tf.where(real, weights, 0.0)
 
 
 def draw_in_groups(

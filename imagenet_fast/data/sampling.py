@@ -91,6 +91,11 @@ def class_shares(options: DataOptions, info: DatasetInfo) -> np.ndarray | None:
     """
     if not options.sampling:
         return None
+    if info.multi_label:
+        raise UserError(
+            f"sampling={options.sampling} draws each image by its class, but images of {info.name} "
+            "have several labels: leave it out; class_weights weights classes in the loss"
+        )
     counts = info.splits["train"].class_counts
     if not counts:
         raise UserError(

@@ -30,6 +30,12 @@ _KNOTS = OnlyIf("schedule", ("piecewise_linear",))
 _WARMUP = OnlyIf("schedule", ("constant", "steps", "polynomial", "cosine"))
 _SOME_WARMUP = OnlyIf("warmup", tuple(Duration(0, unit) for unit in UNITS), unless=True)
 
+# Why one loss cannot be used.
+ONE_LABEL = (
+    "loss=cross_entropy learns one class an image, but images have several labels: give "
+    "--loss=binary_cross_entropy, focal or asymmetric"
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerOptions(SharedOptions):
@@ -219,10 +225,47 @@ class OptimizerOptions(SharedOptions):
         "cross_entropy",
         "loss of an image; cross_entropy: of the softmax; binary_cross_entropy: of each class's "
         "sigmoid, summed over the classes, with a last layer whose bias starts at -log(classes); "
-        "predicted probabilities are then sigmoids, whose sum need not be 1",
+        "predicted probabilities are then sigmoids, whose sum need not be 1; focal, asymmetric: "
+        "likewise, with less weight for classes that are predicted well. Images with several "
+        "labels need one of the last three",
         group="optimization",
-        choices=("cross_entropy", "binary_cross_entropy"),
+        choices=("cross_entropy", "binary_cross_entropy", "focal", "asymmetric"),
         in_evaluation=True,
+    )
+    focal_gamma: float = option(
+        2.0,
+        "power of a class's error in the focal loss, by which its cross-entropy is multiplied",
+        group="optimization",
+        check=NOT_NEGATIVE,
+        only_if=OnlyIf("loss", ("focal",)),
+    )
+    focal_alpha: float = option(
+        0.25,
+        "weight of the classes that an image has in the focal loss; others have 1 - focal_alpha",
+        group="optimization",
+        check=FRACTION,
+        only_if=OnlyIf("loss", ("focal",)),
+    )
+    positive_gamma: float = option(
+        0.0,
+        "as focal_gamma, in the asymmetric loss, of the classes that an image has",
+        group="optimization",
+        check=NOT_NEGATIVE,
+        only_if=OnlyIf("loss", ("asymmetric",)),
+    )
+    negative_gamma: float = option(
+        4.0,
+        "as positive_gamma, of the classes that an image does not have",
+        group="optimization",
+        check=NOT_NEGATIVE,
+        only_if=OnlyIf("loss", ("asymmetric",)),
+    )
+    probability_margin: float = option(
+        0.05,
+        "probability of a class that an image does not have below which the asymmetric loss is 0",
+        group="optimization",
+        check=BELOW_ONE,
+        only_if=OnlyIf("loss", ("asymmetric",)),
     )
     class_weights: str = option(
         "",
@@ -234,7 +277,8 @@ class OptimizerOptions(SharedOptions):
     )
     label_smoothing: float = option(
         0.0,
-        "probability distributed evenly over all classes, in the loss of training and validation",
+        "probability distributed evenly over all classes, or over a class and its absence if "
+        "images have several labels, in the loss of training and validation",
         group="optimization",
         check=BELOW_ONE,
     )

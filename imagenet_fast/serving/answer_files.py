@@ -57,7 +57,8 @@ def write_answers(file: TextIO, answers: Answers, form: str, width: int = 0) -> 
       file: to write to.
       answers: of ``predict``.
       form: ``text``, ``json`` (an object a line) or ``csv``, with the columns ``file``, ``error``,
-        ``class1``, ``probability1``, ``class2`` and so on, best first.
+        ``class1``, ``probability1``, ``class2`` and so on, best first; if images have several
+        labels, ``file``, ``error``, ``classes`` and ``probabilities``, separated by semicolons.
       width: of a file's name, in text.
 
     Returns:
@@ -84,7 +85,7 @@ def _line(answer: dict[str, Any], width: int) -> str:
     if "error" in answer:
         return f"{answer['file']:{width}}  error: {answer['error']}"
     classes = (f"{p['label']} {p['probability']:.1%}" for p in answer["predictions"])
-    return f"{answer['file']:{width}}  {', '.join(classes)}"
+    return f"{answer['file']:{width}}  {', '.join(classes) or 'no class'}"
 
 
 def _write_csv(file: TextIO, answers: Iterator[dict[str, Any]]) -> None:
@@ -95,12 +96,16 @@ def _write_csv(file: TextIO, answers: Iterator[dict[str, Any]]) -> None:
         unread.append(answer)
         if "error" not in answer:
             break
+    several = bool(unread) and "multi_label" in unread[-1]
     count = len(unread[-1].get("predictions", ())) if unread else 0
-    ranks = range(1, count + 1)
-    columns = (f"{name}{rank}" for rank in ranks for name in ("class", "probability"))
+    columns = [f"{name}{rank + 1}" for rank in range(count) for name in ("class", "probability")]
+    if several:
+        columns = ["classes", "probabilities"]
     writer.writerow(["file", "error", *columns])
     for answer in itertools.chain(unread, answers):
         predictions = answer.get("predictions", ())
         cells = [value for p in predictions for value in (p["label"], p["probability"])]
-        cells += [""] * (2 * count - len(cells))
+        if several:
+            cells = [";".join(map(str, part)) for part in (cells[::2], cells[1::2])]
+        cells += [""] * (len(columns) - len(cells))
         writer.writerow([answer["file"], answer.get("error", ""), *cells])

@@ -33,7 +33,8 @@ def export(
 
     * ``serving_default``: from ``images``, a string [batch] of encoded JPEGs or PNGs of any size,
       to ``classes`` int32 [batch, k], ``labels`` string [batch, k] and ``probabilities`` float32
-      [batch, k], best first;
+      [batch, k], best first; with k the number of classes and ``thresholds`` float32 [batch, k]
+      if the run's images have several labels: those from their threshold on are predicted;
     * ``features``: from the same to ``features`` float32 [batch, channels], the input of the
       network's last dense layer: of ResNets the average over the last feature map, of AlexNet the
       outputs of its second hidden dense layer; missing if a network of yours ends otherwise;
@@ -52,7 +53,7 @@ def export(
       source: a configuration, whose ``model_dir`` holds a checkpoint, or a model from
         ``build_model``.
       directory: where to write; it must not exist.
-      top_k: predicted classes per image; all, if there are fewer.
+      top_k: predicted classes per image; all, if there are fewer, or if images have several labels.
       model: the network that was given to ``train``, if it was no function of a module.
       checkpoint: of the configuration's run: ``last``, or ``best`` with ``keep_best``.
       temperature: by which logits are divided: that of :func:`~imagenet_fast.evaluate` with

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,6 +14,7 @@ import tensorflow as tf
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.keras_2 import NOT_TRAINING, name_of, tensorflow_variables
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.config import Config
 from imagenet_fast.data import decode, headers
 from imagenet_fast.data.options import DataOptions
@@ -31,6 +32,8 @@ from imagenet_fast.training.checkpoints.model_dir import (
     read_preparation,
 )
 from imagenet_fast.training.checkpoints.sizes import no_larger_than
+from imagenet_fast.training.checkpoints.thresholds import read_thresholds, thresholds_of
+from imagenet_fast.training.report.multi_label import DEFAULT_THRESHOLD
 from imagenet_fast.training.run import with_model
 from imagenet_fast.training.step.classifier import Classifier
 from imagenet_fast.training.step.losses import class_probabilities
@@ -82,8 +85,11 @@ def serving_module(
     config = config.on_one_device()
     custom = model if isinstance(source, Config) else source.custom()
     averaged: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    thresholds = None
     if isinstance(source, Config):
-        with no_larger_than(checkpoint_of(config.model_dir, checkpoint)):
+        path = checkpoint_of(config.model_dir, checkpoint)
+        thresholds = _thresholds(config.model_dir, path, labels)
+        with no_larger_than(path):
             classifier = build_classifier(config, labels, custom)
         restore_weights(classifier, config.model_dir, checkpoint)
         averaged = classifier.averaged_weights()
@@ -92,8 +98,22 @@ def serving_module(
         with source.evaluated_weights():
             classifier.set_weights(source.get_weights())
     with averaged:
-        top_k = min(top_k, len(labels))
-        yield ServingModule(classifier, config, read_preparation(config), top_k, temperature)
+        top_k = len(labels) if thresholds else min(top_k, len(labels))
+        yield ServingModule(
+            classifier, config, read_preparation(config), top_k, temperature, thresholds
+        )
+
+
+def _thresholds(directory: str, checkpoint: str, labels: Sequence[str]) -> list[float] | None:
+    """Returns the thresholds of a run whose images have several labels; None: it is another run."""
+    thresholds = thresholds_of(directory, checkpoint, labels)
+    if thresholds is None and read_thresholds(directory):
+        warn_once(
+            f"{checkpoint} was not evaluated in training: its thresholds are {DEFAULT_THRESHOLD}, "
+            "not those with the highest F1"
+        )
+        return [DEFAULT_THRESHOLD] * len(labels)
+    return thresholds
 
 
 class ServingModule(tf.Module):
@@ -105,6 +125,7 @@ class ServingModule(tf.Module):
       preparation: what ``prepare`` did to the images of training; None: unknown.
       top_k: predicted classes per encoded image, at most all.
       temperature: by which logits are divided.
+      thresholds: of each class, if images have several labels; None: they have one.
 
     Attributes:
       classify_pixels: takes prepared images, ``pixels``, uint8 [batch, image_size, image_size, 3],
@@ -121,6 +142,7 @@ class ServingModule(tf.Module):
         preparation: Preparation | None,
         top_k: int,
         temperature: float = 1.0,
+        thresholds: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         self._preparation = preparation
@@ -147,6 +169,7 @@ class ServingModule(tf.Module):
         self._options = options.for_evaluation()
         self._labels = tf.constant(model.labels)
         self._top_k = top_k
+        self._thresholds = None if thresholds is None else tf.constant(thresholds, tf.float32)
         self._shape = [options.evaluation_image_size, options.evaluation_image_size, 3]
         spec = tf.TensorSpec([None, *self._shape], tf.uint8, name="pixels")
         self.classify_pixels = tf.function(self._classify_pixels, input_signature=[spec])
@@ -172,12 +195,20 @@ class ServingModule(tf.Module):
         Returns:
           ``classes`` int32 [batch, k], ``labels`` string [batch, k] and ``probabilities`` float32
           [batch, k], best first, and ``error`` string [batch]. Where it is not empty, classes are
-          -1, labels empty and probabilities 0.
+          -1, labels empty and probabilities 0. If images have several labels, k is the number of
+          classes, and ``thresholds`` float32 [batch, k] are the probabilities from which on the
+          classes are predicted.
         """
         pixels, error = self.prepare(images)
         best = tf.math.top_k(self.classify_any(pixels)["probabilities"], self._top_k)
         readable = error[:, tf.newaxis] == ""
+        outputs = (
+            {}
+            if self._thresholds is None
+            else {"thresholds": tf.gather(self._thresholds, best.indices)}
+        )
         return {
+            **outputs,
             "classes": tf.where(readable, best.indices, -1),
             "labels": tf.where(readable, tf.gather(self._labels, best.indices), ""),
             "probabilities": tf.where(readable, best.values, 0.0),
@@ -237,7 +268,8 @@ class ServingModule(tf.Module):
         """The JSON description of :attr:`classify_pixels`.
 
         ``labels`` are the classes' names, ``preparation`` the arguments of
-        :func:`~imagenet_fast.serving.prepare.prepare_image` after the image.
+        :func:`~imagenet_fast.serving.prepare.prepare_image` after the image; if images have several
+        labels, ``thresholds`` are the probabilities from which on classes are predicted.
         """
         values = {
             "labels": [label.decode() for label in self._labels.numpy().tolist()],
@@ -246,6 +278,8 @@ class ServingModule(tf.Module):
                 "as_in_shards": self._preparation.job if self._preparation else None,
             },
         }
+        if self._thresholds is not None:
+            values["thresholds"] = self._thresholds.numpy().tolist()
         return json.dumps(values, ensure_ascii=False)
 
     def _classify_pixels(self, pixels: tf.Tensor) -> Tensors:

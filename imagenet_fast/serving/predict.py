@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
+import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, first_line
@@ -50,7 +51,9 @@ def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Itera
 
     Yields:
       For each file, in order, ``file`` and either ``predictions``, a list of ``class``, ``label``
-      and ``probability``, best first, or ``error``, the reason why there are none.
+      and ``probability``, best first, and of images with several labels only those whose
+      probability is at least the class's ``threshold``, which they have, too, and ``multi_label``,
+      true; or ``error``, the reason why there are none.
 
     Raises:
       UserError: if ``directory`` holds no such model, it fails, or there are no paths.
@@ -141,6 +144,11 @@ def _classify(
             unread[index] = str(error)
     outputs = classify(images=tf.constant(encoded))
     classes, labels, probabilities, reasons = (outputs[name].numpy() for name in _OUTPUTS)
+    # Of a model of one label an image, all classes that it returns are predictions.
+    thresholds = outputs.get("thresholds")
+    least = np.full(probabilities.shape, -np.inf) if thresholds is None else thresholds.numpy()
+    if least.shape != probabilities.shape:
+        raise ValueError(f"thresholds of shape {least.shape}")
     if not len(paths) == len(classes) == len(reasons) or not (
         classes.shape == labels.shape == probabilities.shape
     ):
@@ -151,10 +159,14 @@ def _classify(
         if reason:
             result["error"] = unread.get(index, reason.decode())
         else:
-            best = zip(classes[index], labels[index], probabilities[index])
+            if thresholds is not None:
+                result["multi_label"] = True
+            best = zip(classes[index], labels[index], probabilities[index], least[index])
             result["predictions"] = [
                 {"class": int(c), "label": label.decode(), "probability": float(p)}
-                for c, label, p in best
+                | ({} if thresholds is None else {"threshold": float(threshold)})
+                for c, label, p, threshold in best
+                if p >= threshold
             ]
         results.append(result)
     return results

@@ -29,17 +29,24 @@ from imagenet_fast.training.checkpoints.model_dir import (
     read_preparation,
 )
 from imagenet_fast.training.checkpoints.sizes import no_larger_than
+from imagenet_fast.training.checkpoints.thresholds import thresholds_of
 from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.logs.logger import Logger
 from imagenet_fast.training.logs.recorder import check_evaluated
 from imagenet_fast.training.program import Program
 from imagenet_fast.training.report.class_metrics import class_metrics
+from imagenet_fast.training.report.multi_label import (
+    DEFAULT_THRESHOLD,
+    f1_scores,
+    multi_label_classes,
+    multi_label_metrics,
+)
 from imagenet_fast.training.report.predictions_file import (
     TOP,
     check_predictions_file,
     write_predictions,
 )
-from imagenet_fast.training.run import Run, with_model
+from imagenet_fast.training.run import Run, check_number_of_labels, with_model
 from imagenet_fast.training.step.calibration import (
     calibration_error,
     fitted_temperature,
@@ -51,6 +58,7 @@ from imagenet_fast.training.step.error_analysis import (
     ImagePredictions,
     Predictions,
 )
+from imagenet_fast.training.step.scores import Scores
 from imagenet_fast.training.test_sets import (
     competing_classes,
     read_right_labels,
@@ -69,12 +77,14 @@ class Evaluator:
       run: gives data and devices.
       model: to be evaluated, with the averages of its weights if it has them.
       split: ``validation``, ``test`` or ``train``.
-      keeps_predictions: whether there is an error analysis.
+      keeps_predictions: whether there is an error analysis; not of multi-label data.
       top: predicted classes of each image that are kept.
       fits_temperature: whether a temperature can be fitted.
 
     Attributes:
       step: weight updates of the model in the last evaluation; -1: there was none.
+      scores: of multi-label data, probabilities and labels of all images of the last evaluation,
+        [images, classes] each.
     """
 
     def __init__(
@@ -89,8 +99,11 @@ class Evaluator:
     ) -> None:
         config, self._model, self.step = run.config, model, -1
         self._run, self._split = run, split
-        self._predictions = None
-        if keeps_predictions:
+        self.scores = np.zeros([0, 0], np.float32), np.zeros([0, 0], bool)
+        self._predictions: Predictions | Scores | None = None
+        if run.info.multi_label:
+            self._predictions = Scores(run, model.image_loss, split, model.output_shape[-1])
+        elif keeps_predictions:
             self._predictions = Predictions(
                 run, model.image_loss, split, top=top, fits_temperature=fits_temperature
             )
@@ -103,7 +116,7 @@ class Evaluator:
 
     def evaluate(
         self, step: int = 0, loggers: Sequence[Logger] = (), *, temperature: float = 1.0
-    ) -> Mapping[str, tf.Tensor]:
+    ) -> Mapping[str, tf.Tensor | float]:
         """Evaluates the model.
 
         Args:
@@ -113,12 +126,16 @@ class Evaluator:
 
         Returns:
           The metrics, over all images.
+
+        All workers must call it.
         """
         for logger in loggers:
             logger.before_evaluation(step)
         with self._model.evaluated_weights():
             self._model.reset_metrics()
-            if self._predictions:
+            if isinstance(self._predictions, Scores):
+                self._predictions.reset()
+            elif self._predictions:
                 self._predictions.reset(temperature)
             self._program.restart()
             done = 0
@@ -131,7 +148,15 @@ class Evaluator:
         for logger in loggers:
             logger.after_evaluation()
         self.step = step
-        return self._model.metric_sums.results()
+        results: dict[str, tf.Tensor | float] = {**self._model.metric_sums.results()}
+        if isinstance(self._predictions, Scores):
+            self.scores = self._predictions.arrays()
+            results = {
+                "loss": results["loss"],
+                **multi_label_metrics(*self.scores),
+                **{name: results[name] for name in ("examples", "skipped")},
+            }
+        return results
 
     def analysis(self) -> ErrorAnalysis:
         """Returns the last evaluation's error analysis; all workers must call it."""
@@ -142,7 +167,7 @@ class Evaluator:
 
         Their ``rows`` are the indices of the images in the split, shard by shard.
         """
-        assert self._predictions is not None
+        assert isinstance(self._predictions, Predictions)
         analysis, predictions = self._predictions.results(self.step)
         run = self._run
         images = evaluated_images(run.info, run.config, run.strategy, self._split)
@@ -179,7 +204,7 @@ def evaluate(
       split: ``validation``, ``test``, or ``train``, whose images are not augmented here.
       model: the network that was given to ``train``, if it was no function of a module.
       per_class: whether to return the metrics of each class.
-      checkpoint: ``last``, or ``best``: that of the evaluation with the highest top-1 accuracy, of
+      checkpoint: ``last``, or ``best``: that of the evaluation with the best ``best_metric``, of
         a run with ``keep_best``.
       predictions: a new ``.csv`` or ``.parquet`` file for each image's name, label, five best
         classes with their probabilities, and loss; empty: none.
@@ -200,6 +225,12 @@ def evaluate(
       ``nll_at_temperature`` and ``ece_at_temperature``. With ``class_map`` ``competing``, the
       number of classes. With ``right_labels`` ``any_label_top1``, ``any_label_top1_interval`` and
       ``any_label_examples``.
+
+      Of images with several labels, in place of the accuracies, their intervals and ``ece``:
+      ``map``, mean average precision; ``f1_micro`` and ``f1_macro`` where probabilities are at
+      least 1/2; and, if training chose thresholds for this checkpoint, ``thresholds_f1_micro`` and
+      ``thresholds_f1_macro`` with these. ``classes`` then also have ``average_precision`` and
+      ``threshold``.
 
     Raises:
       UserError: if there is no usable checkpoint, an option of the network is not the run's, there
@@ -235,6 +266,12 @@ def evaluate(
                 f"{info.name} has no {split} shards, only those of {', '.join(info.splits)}: give "
                 "other data, or another split"
             )
+        # Nothing is compared with other evaluations.
+        check_number_of_labels(config.replace(best_metric="auto"), info)
+        if info.multi_label:
+            given = {"predictions": predictions, "fit_temperature": fit_temperature}
+            given |= {"class_map": class_map, "right_labels": right_labels}
+            _check_none_given(given, info)
         labels = read_labels(config.model_dir)
         competing = None
         if class_map:
@@ -265,7 +302,7 @@ def evaluate(
             run,
             classifier,
             split,
-            keeps_predictions=True,
+            keeps_predictions=not info.multi_label,
             top=min(TOP if predictions else 1, len(labels)),
             fits_temperature=fit_temperature,
         )
@@ -280,26 +317,48 @@ def evaluate(
                 "`imagenet-fast prepare --verify` checks the data, and max_pixels is "
                 f"{config.max_pixels}"
             )
-        for name in ("top1", "top5"):
-            result[f"{name}_interval"] = interval(result[name], result["examples"])
-        if competing is not None:
-            result["competing"] = len(labels)
-        analysis, images = evaluator.results()
-        result["ece"] = calibration_error(analysis.calibration)
-        if per_class:
-            classes = class_metrics(analysis.confusion, labels)
-            result["classes"] = [row._asdict() for row in classes]
-        if right is not None:
-            lists = right_labels_of(right_labels, right, file_names(info, split))
-            result |= _any_label(images, lists)
-        if predictions_file is not None and run.chief:
-            write_predictions(predictions_file, images, file_names(info, split), labels)
-        if fit_temperature:
-            result |= _at_temperature(evaluator, images)
+        if info.multi_label:
+            result |= _with_thresholds(config, path, evaluator.scores, labels, per_class)
+        else:
+            result |= _intervals(result)
+            if competing is not None:
+                result["competing"] = len(labels)
+            analysis, images = evaluator.results()
+            result["ece"] = calibration_error(analysis.calibration)
+            if per_class:
+                classes = class_metrics(analysis.confusion, labels)
+                result["classes"] = [row._asdict() for row in classes]
+            if right is not None:
+                lists = right_labels_of(right_labels, right, file_names(info, split))
+                result |= _any_label(images, lists)
+            if predictions_file is not None and run.chief:
+                write_predictions(predictions_file, images, file_names(info, split), labels)
+            if fit_temperature:
+                result |= _at_temperature(evaluator, images)
         if predictions_file is not None:
             # Otherwise the other workers would report one that exits first as lost.
             wait_for_all(strategy)
     return {**result, "checkpoint": path}
+
+
+def _check_none_given(options: Mapping[str, Any], info: DatasetInfo) -> None:
+    """Checks that there is none of the options that are for images of one label.
+
+    Raises:
+      UserError: if there is one.
+    """
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise UserError(
+            f"{' and '.join(given)}: images of {info.name} have several labels, for which there is "
+            "no such option: remove it"
+        )
+
+
+def _intervals(result: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Returns the intervals of an evaluation's accuracies."""
+    names = ("top1", "top5")
+    return {f"{name}_interval": interval(result[name], result["examples"]) for name in names}
 
 
 def _any_label(images: ImagePredictions, right: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -323,6 +382,35 @@ def _at_temperature(evaluator: Evaluator, images: ImagePredictions) -> dict[str,
         "nll_at_temperature": float(scaled.losses.mean(dtype=np.float64)),
         "ece_at_temperature": calibration_error(analysis.calibration),
     }
+
+
+def _with_thresholds(
+    config: Config,
+    path: str,
+    scores: tuple[np.ndarray, np.ndarray],
+    labels: Sequence[str],
+    per_class: bool,
+) -> dict[str, Any]:
+    """Returns the metrics with the thresholds that training chose, and those of each class.
+
+    Args:
+      config: of the run.
+      path: of the checkpoint.
+      scores: of the evaluation.
+      labels: of the run.
+      per_class: whether to return the metrics of each class.
+    """
+    result: dict[str, Any] = {}
+    thresholds = np.full(len(labels), DEFAULT_THRESHOLD)
+    chosen = thresholds_of(config.model_dir, path, labels)
+    if chosen is not None:
+        thresholds = np.array(chosen)
+        names = ("thresholds_f1_micro", "thresholds_f1_macro")
+        result |= dict(zip(names, f1_scores(*scores, thresholds)))
+    if per_class:
+        classes = multi_label_classes(*scores, labels, thresholds)
+        result["classes"] = [row._asdict() for row in classes]
+    return result
 
 
 def _say_which_are_missing(config: Config, info: DatasetInfo, labels: Sequence[str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.option import (
@@ -21,9 +23,20 @@ from imagenet_fast.base.shared_options import SharedOptions
 # The checkpoints of a run that can be evaluated and exported.
 CHECKPOINT_CHOICES = ("last", "best")
 CHECKPOINT_HELP = (
-    "checkpoint of the run: last, or best, that of the evaluation with the highest top-1 accuracy, "
-    "of a run with --keep_best"
+    "checkpoint of the run: last, or best, that of the evaluation with the best best_metric, of a "
+    "run with --keep_best"
 )
+# Of an evaluation: their names in rows, and for people.
+METRICS = {
+    "top1": "top-1",
+    "top5": "top-5",
+    "loss": "loss",
+    "map": "mAP",
+    "f1_micro": "micro F1",
+    "f1_macro": "macro F1",
+}
+# Those of data whose images have several labels, in place of the accuracies.
+MULTI_LABEL_METRICS = ("map", "f1_micro", "f1_macro")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,27 +121,38 @@ class RunOptions(SharedOptions):
         check=LASTS,
         may_change_on_resume=True,
     )
+    best_metric: str = option(
+        "auto",
+        "what keep_best, early_stopping and stop_at_accuracy compare, of the validation images; "
+        "top1 or top5: accuracy; loss, where less is better; of images with several labels map: "
+        "mean average precision, or f1_micro or f1_macro: F1 where a class's probability is at "
+        "least 1/2; auto: map for these, otherwise top1",
+        group="run",
+        choices=("auto", *METRICS),
+        may_change_on_resume=True,
+    )
     stop_at_accuracy: float = option(
         0.0,
-        "validation top-1 accuracy, a fraction, at which the run ends; 0: train to the end",
+        "validation top-1 accuracy, a fraction, at which the run ends, or another best_metric; 0: "
+        "train to the end",
         group="run",
         check=BELOW_ONE,
         may_change_on_resume=True,
     )
     early_stopping: int = option(
         0,
-        "number of evaluations in a row without a higher validation top-1 accuracy after which the "
-        "run ends, as patience in Keras' EarlyStopping; its weights are the last ones, see "
-        "keep_best; 0: train to the end",
+        "number of evaluations in a row without a higher validation top-1 accuracy, or a better "
+        "best_metric, after which the run ends, as patience in Keras' EarlyStopping; its weights "
+        "are the last ones, see keep_best; 0: train to the end",
         group="run",
         check=NOT_NEGATIVE,
         may_change_on_resume=True,
     )
     keep_best: bool = option(
         False,
-        "also keep the weights of the evaluation with the highest top-1 accuracy, in "
-        "model_dir/best: `train` then exports them, and `evaluate` and `export` take them with "
-        "--checkpoint=best",
+        "also keep the weights of the evaluation with the highest top-1 accuracy, or the best "
+        "best_metric, in model_dir/best: `train` then exports them, and `evaluate` and `export` "
+        "take them with --checkpoint=best",
         group="run",
         may_change_on_resume=True,
     )
@@ -159,6 +183,24 @@ class RunOptions(SharedOptions):
         False, "write MLPerf's log to model_dir/mlperf.log", group="run", may_change_on_resume=True
     )
 
-    def reaches_target(self, top1: float | None) -> bool:
-        """Returns whether a top-1 accuracy ends the run."""
-        return top1 is not None and 0 < self.stop_at_accuracy <= top1
+    def reaches_target(self, row: Mapping[str, Any]) -> bool:
+        """Returns whether an evaluation ends the run; an empty one does not."""
+        value = row.get(metric_of(row, self.best_metric))
+        if value is None or not self.stop_at_accuracy:
+            return False
+        if self.best_metric == "loss":
+            return value <= self.stop_at_accuracy
+        return value >= self.stop_at_accuracy
+
+
+def metric_of(row: Mapping[str, Any], best_metric: str = "auto") -> str:
+    """Returns the name in an evaluation's row of what is compared between evaluations."""
+    if best_metric != "auto":
+        return best_metric
+    return "map" if "map" in row else "top1"
+
+
+def metric_text(row: Mapping[str, Any], name: str, between: str = " ") -> str:
+    """Returns a metric's name and value in a row, for people."""
+    value = row[name]
+    return f"{METRICS[name]}{between}" + (f"{value:.4f}" if name == "loss" else f"{value:.2%}")

@@ -17,6 +17,8 @@ from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.models.custom import CustomModel, name_of
 from imagenet_fast.models.options import is_custom
+from imagenet_fast.optimizers.options import ONE_LABEL
+from imagenet_fast.training.options import MULTI_LABEL_METRICS
 from imagenet_fast.training.schedule_steps import total_steps
 
 
@@ -87,6 +89,7 @@ def make_run(
       UserError: if the data or the devices cannot be used.
     """
     config, info = with_model(config, model), read_info(config)
+    check_number_of_labels(config, info)
     return Run(config, info, strategy or make_strategy(config))
 
 
@@ -107,3 +110,22 @@ def with_model(config: Config, model: CustomModel | None) -> Config:
             "weights in the function that makes it, or give a model that has them"
         )
     return config.replace(model=name)
+
+
+def check_number_of_labels(config: Config, info: DatasetInfo) -> None:
+    """Checks the options that depend on how many labels an image has.
+
+    Raises:
+      UserError: if one does not fit.
+    """
+    if info.multi_label and config.loss == "cross_entropy":
+        raise UserError(f"{info.name}: {ONE_LABEL}")
+    several = config.best_metric in MULTI_LABEL_METRICS
+    if config.best_metric not in ("auto", "loss") and several != info.multi_label:
+        labels, metrics = ("several labels", "map, f1_micro, f1_macro")
+        if not info.multi_label:
+            labels, metrics = ("one label", "top1, top5")
+        raise UserError(
+            f"best_metric={config.best_metric}, but images of {info.name} have {labels}: give one "
+            f"of {metrics}, loss"
+        )

@@ -123,7 +123,9 @@ def restore(run: Run, checkpoints: Checkpoints, clock: Clock) -> Start:
         f"--model_dir={config.model_dir} must be a directory that all workers share",
     )
     if state is None:
-        return Start(0, run.total_steps, Evaluations(), data_has_changed=False)
+        return Start(
+            0, run.total_steps, Evaluations(best_metric=config.best_metric), data_has_changed=False
+        )
     # Another number of images changes the steps in an epoch, and so the learning rates.
     examples = state.get("train_examples", train.examples)
     if examples != train.examples:
@@ -134,7 +136,7 @@ def restore(run: Run, checkpoints: Checkpoints, clock: Clock) -> Start:
             f"--initial_weights={config.model_dir}"
         )
     clock.restore(state["clock"])
-    evaluations = Evaluations.from_state(state)
+    evaluations = Evaluations.from_state(state, config.best_metric)
     # A run that ended early stays finished.
     last_step = state["step"] if evaluations.reason_to_stop(config) else run.total_steps
     # Checkpoints of earlier versions have no checksum.
@@ -218,7 +220,7 @@ def say_what_begins(run: Run, model: Classifier, start: Start, schedule_change: 
             f"{config.model_dir} holds this run, finished at step {start.step} of "
             f"{run.total_steps}{reason}: nothing is left to train"
         )
-    lost = lost_best(config.model_dir, start.evaluations.best)
+    lost = lost_best(config.model_dir, start.evaluations.best, config.best_metric)
     if lost and config.keep_best:
         say(f"{lost}; only better ones will be kept")
 

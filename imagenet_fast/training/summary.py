@@ -16,7 +16,9 @@ from imagenet_fast.training.checkpoints.damaged import damaged_checkpoints
 from imagenet_fast.training.first_line import device_count, model_devices
 from imagenet_fast.training.logs.clock import Clock
 from imagenet_fast.training.logs.evaluations import Evaluations
+from imagenet_fast.training.logs.logger import Row
 from imagenet_fast.training.logs.metrics_file import read_rows
+from imagenet_fast.training.options import MULTI_LABEL_METRICS, metric_of
 from imagenet_fast.training.run import Run
 from imagenet_fast.training.step.calibration import accuracy_interval
 from imagenet_fast.training.step.classifier import Classifier
@@ -75,8 +77,9 @@ def make_summary(
     training = [row for row in rows if row["kind"] == "train"]
     validation = [row for row in rows if row["kind"] == "validation"]
     last = validation[-1] if validation else {}
-    best = Evaluations.of_rows(validation).best
-    reached = next((row for row in validation if options.reaches_target(row.get("top1"))), {})
+    best = Evaluations.of_rows(validation, options.best_metric).best
+    metric = metric_of(best, options.best_metric)
+    reached: Row = next((row for row in validation if options.reaches_target(row)), {})
     return {
         "top1": last.get("top1"),
         "top5": last.get("top5"),
@@ -84,8 +87,10 @@ def make_summary(
             f"{name}_interval": accuracy_interval(last.get(name), last.get("examples"))
             for name in ("top1", "top5")
         },
+        **{name: last[name] for name in MULTI_LABEL_METRICS if name in last},
         "loss": last.get("loss"),
         "best_top1": best.get("top1"),
+        f"best_{metric}": best.get(metric),
         "best_step": best.get("step"),
         "train_loss": training[-1].get("loss") if training else None,
         "images_evaluated": last.get("examples"),
@@ -101,7 +106,7 @@ def make_summary(
         "wall_seconds": clock.wall_seconds,
         "images_per_second": clock.images_per_second,
         "images_per_second_per_device": clock.images_per_second / device_count(model),
-        "target_top1": options.stop_at_accuracy or None,
+        f"target_{metric}": options.stop_at_accuracy or None,
         "train_seconds_to_target": reached.get("train_seconds"),
         "wall_seconds_to_target": reached.get("wall_seconds"),
         "parameters": int(sum(v.shape.num_elements() for v in model.trainable_variables)),

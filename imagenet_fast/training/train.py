@@ -23,6 +23,11 @@ from imagenet_fast.training.checkpoints.model_dir import (
     alone_in,
     kept_step,
 )
+from imagenet_fast.training.checkpoints.thresholds import (
+    Thresholds,
+    read_thresholds,
+    write_thresholds,
+)
 from imagenet_fast.training.compile_cache import CompileCache, cache_flags
 from imagenet_fast.training.evaluate import Evaluator
 from imagenet_fast.training.failures import errors_explained
@@ -32,6 +37,7 @@ from imagenet_fast.training.logs.recorder import Recorder
 from imagenet_fast.training.logs.tensorboard import TensorBoard
 from imagenet_fast.training.program import Program
 from imagenet_fast.training.report.input_images import make_input_images
+from imagenet_fast.training.report.multi_label import average_precisions, best_thresholds
 from imagenet_fast.training.report.saved_images import (
     load_inputs,
     remove_error_analysis,
@@ -161,7 +167,7 @@ class _Training:
                 with run.strategy.scope():
                     self._take_steps()
             step = self.recorder.step
-            reached = config.reaches_target(self.recorder.evaluations.last.get("top1"))
+            reached = config.reaches_target(self.recorder.evaluations.last)
             success = reached if config.stop_at_accuracy else step == run.total_steps
             for logger in self.loggers:
                 logger.finish(success)
@@ -172,7 +178,8 @@ class _Training:
         stopped = self._reason_to_stop() if step < run.total_steps else ""
         if run.chief and trains and stopped:
             say(f"the run ends at step {step} of {run.total_steps}, {stopped}")
-        examines = config.examine and run.examples("validation") > 0
+        # There is none of images with several labels.
+        examines = config.examine and run.examples("validation") > 0 and not run.info.multi_label
         return finish(
             run,
             self.model,
@@ -254,9 +261,26 @@ class _Training:
         if self.run.examples("validation"):
             metrics = self._evaluator.evaluate(step, self.loggers)
             self.recorder.evaluated(metrics)
-            if self.config.keep_best and self.recorder.evaluations.best["step"] == step:
+            is_best = self.recorder.evaluations.best["step"] == step
+            if self.run.info.multi_label:
+                self._save_thresholds(step, is_best)
+            if self.config.keep_best and is_best:
                 with self.clock.paused():
                     self.checkpoints.save_best(step, self._state())
+
+    def _save_thresholds(self, step: int, is_best: bool) -> None:
+        """Saves the thresholds of the last evaluation, in the chief."""
+        directory, labels = self.config.model_dir, self.run.info.labels
+        if not self.run.chief:
+            return
+        scores = self._evaluator.scores
+        precisions = (None if p != p else p for p in average_precisions(*scores).tolist())
+        chosen = dict(zip(labels, best_thresholds(*scores).tolist()))
+        thresholds = Thresholds(step, chosen, dict(zip(labels, precisions)))
+        kept = {**read_thresholds(directory), "last": thresholds}
+        if self.config.keep_best and is_best:
+            kept["best"] = thresholds
+        write_thresholds(directory, kept)
 
     @functools.cached_property
     def _evaluator(self) -> Evaluator:
@@ -287,7 +311,7 @@ class _Training:
         if not run.chief:
             return
         remove_error_analysis(directory)  # It is from an earlier step.
-        if not self.config.examine or self.config.synthetic:
+        if not self.config.examine or self.config.synthetic or run.info.multi_label:
             return
         if load_inputs(directory, run.info.num_classes) is None:
             inputs = make_input_images(run, self.model.mixer, step)

@@ -105,6 +105,9 @@ def test_names_that_are_not_utf_8(example):
 @pytest.mark.parametrize("label", [-1, CLASSES, 2**40])
 def test_wrong_label(example, label):
     found = diagnose(damaged(example, label=[label]), LABELS, MAX_PIXELS)
+    several = damaged(example, label=[LABELS[0], label])
+    assert diagnose(several, LABELS, MAX_PIXELS)[0] == "no example"
+    assert diagnose(several, LABELS, MAX_PIXELS, multi_label=True)[:2] == found[:2]
     assert found == ("wrong label", f"{label} is not in [0, 61)", "7.jpg")
 
 

@@ -186,6 +186,22 @@ def test_label_offset(train, numbered_examples):
         assert not images[:3].any() and images[3:].any(axis=(1, 2, 3)).all()
 
 
+@pytest.mark.parametrize("kernel", ["native", "tensorflow"])
+def test_several_labels(train, numbered_example, kernel):
+    """Repeated ones count once; a label out of range makes an image unreadable."""
+    labels = [(3, 5), (), (5, 3, 5), (2,), (4, 7)]
+    examples = [numbered_example(n, label=own) for n, own in enumerate(labels)]
+    info = DatasetInfo("numbers", tuple("abcd"), -2, {}, multi_label=True)
+    expected = [[0, 1, 0, 1], [0] * 4, [0, 1, 0, 1], [1, 0, 0, 0], [0] * 4]
+    config = PLAIN.replace(resize_kernel=kernel)
+    for images, found, weights in (
+        train(examples, config, info=info),
+        evaluate(examples, config, info=info),
+    ):
+        assert found.dtype == np.int32 and found.tolist() == expected
+        assert weights.tolist() == [1, 1, 1, 1, 0] and images[:4].any(axis=(1, 2, 3)).all()
+
+
 # --- Sizes in the records -------------------------------------------------------------------------
 
 MISSING = (None, None)

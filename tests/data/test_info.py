@@ -22,9 +22,9 @@ CONVERTERS_FIELDS = {
 }
 
 
-def foreign_example(label, label_field="image/class/label"):
+def foreign_example(*labels, label_field="image/class/label"):
     example = tf.train.Example()
-    for name, values in {**CONVERTERS_FIELDS, label_field: [label]}.items():
+    for name, values in {**CONVERTERS_FIELDS, label_field: list(labels)}.items():
         feature = example.features.feature[name]
         if isinstance(values[0], bytes):
             feature.bytes_list.value.extend(values)
@@ -136,6 +136,14 @@ def test_shards_of_other_converters(without_manifest):
     assert train.bytes == sum(path.stat().st_size for path in directory.glob("train-*"))
     assert info.splits["validation"].examples == 3
     assert info.labels == ("0", "1", "2") and info.label_offset == -1
+
+
+def test_shards_of_other_converters_with_several_labels(tmp_path, write_data):
+    examples = [foreign_example(1), foreign_example(3, 2), foreign_example(2)]
+    directory = write_data(tmp_path / "several", train=[examples])
+    assert read_info(config(directory, num_classes=3, label_offset=-1)).multi_label
+    assert read_info(config(directory, num_classes=3, label_offset=-1)).label_shape == (3,)
+    assert "has label 3" in problem(directory, num_classes=2, label_offset=-1)
 
 
 def test_unchanged_records_are_counted_once(without_manifest, write_data, monkeypatch):

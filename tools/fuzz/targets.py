@@ -175,6 +175,7 @@ def _metrics(folder: pathlib.Path) -> list[bytes]:
     rows = [
         {"kind": "train", "step": 1, "epoch": 0.5, "loss": 2.25},
         {"kind": "validation", "step": 2, "top1": 0.5, "loss": None},
+        {"kind": "validation", "step": 3, "map": 0.5, "f1_micro": 0.25, "loss": 1.0},
     ]
     return ["".join(f"{json.dumps(row)}\n" for row in rows).encode()]
 
@@ -185,6 +186,21 @@ def _read_metrics(folder: pathlib.Path, data: bytes) -> None:
 
     (folder / METRICS_FILE).write_bytes(data)
     Evaluations.of_rows(read_rows(str(folder)))
+
+
+def _thresholds(folder: pathlib.Path) -> list[bytes]:
+    from imagenet_fast.training.checkpoints.thresholds import FILE, Thresholds, write_thresholds
+
+    values = dict.fromkeys(_LABELS, 0.25)
+    write_thresholds(str(folder), {"last": Thresholds(8, values, {**values, "cat": None})})
+    return [(folder / FILE).read_bytes()]
+
+
+def _read_thresholds(folder: pathlib.Path, data: bytes) -> None:
+    from imagenet_fast.training.checkpoints.thresholds import FILE, thresholds_of
+
+    (folder / FILE).write_bytes(data)
+    thresholds_of(str(folder), "ckpt-8", _LABELS)
 
 
 def _checkpoint_lists(folder: pathlib.Path) -> list[bytes]:
@@ -432,6 +448,7 @@ TARGETS: dict[str, tuple[Make, Read, Mutate | None]] = {
     "arrays": (_arrays, _read_arrays, None),
     "config": (_configs, _read_config, mutate_json),
     "metrics": (_metrics, _read_metrics, mutate_json),
+    "thresholds": (_thresholds, _read_thresholds, mutate_json),
     "checkpoints": (_checkpoint_lists, _read_checkpoint_list, None),
     "shard": (_shards, _read_shard, mutate_records),
     "index": (_indexes, _read_index, None),

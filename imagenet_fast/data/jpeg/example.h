@@ -83,9 +83,9 @@ inline bool ReadNumber(const Bytes& feature, int64_t* value) {
 
 }  // namespace internal
 
-// Reads a record, its index only if asked to; false if it is not laid out as usual: each field once, with
-// one value, whatever their order. Others are for TensorFlow's own parser.
-inline bool Read(const uint8_t* record, size_t size, bool with_index, Example* example) {
+// Reads a record, its label and its index only if asked to; false if it is not laid out as usual: each
+// field once, with one value, whatever their order. Others are for TensorFlow's own parser.
+inline bool Read(const uint8_t* record, size_t size, bool with_label, bool with_index, Example* example) {
   using namespace internal;
   const struct {
     const char* name;
@@ -96,9 +96,10 @@ inline bool Read(const uint8_t* record, size_t size, bool with_index, Example* e
                 {"image/height", nullptr, &example->height},
                 {"image/width", nullptr, &example->width},
                 {"image/jpeg_index", &example->index, nullptr}};
-  constexpr unsigned kNeeded = 1 << 0 | 1 << 1;
+  constexpr unsigned kLabel = 1 << 1;
   const unsigned count = sizeof(wanted) / sizeof(*wanted) - (with_index ? 0 : 1);
-  unsigned seen = 0;
+  const unsigned needed = 1 << 0 | kLabel;
+  unsigned seen = with_label ? 0 : kLabel;
   Bytes features;
   if (!OnlyText({record, size}, 1, &features)) return false;
   for (Message in = In(features); in.at < in.end;) {
@@ -115,6 +116,7 @@ inline bool Read(const uint8_t* record, size_t size, bool with_index, Example* e
           std::memcmp(key.data, wanted[i].name, key.size) != 0) {
         continue;
       }
+      if (1u << i == kLabel && !with_label) continue;
       if (seen & 1u << i) return false;
       seen |= 1u << i;
       if (wanted[i].bytes ? !ReadBytes(feature, wanted[i].bytes)
@@ -123,7 +125,7 @@ inline bool Read(const uint8_t* record, size_t size, bool with_index, Example* e
       }
     }
   }
-  return (seen & kNeeded) == kNeeded;
+  return (seen & needed) == needed;
 }
 
 }  // namespace example

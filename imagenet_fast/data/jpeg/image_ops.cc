@@ -140,23 +140,28 @@ void ComputeIndexes(void*, TF_OpKernelContext* context) {
 struct ExamplesKernel {
   int64_t most_pixels;
   bool from_headers;
+  bool with_label;
   bool with_index;
 };
 
 void* CreateExamplesKernel(TF_OpKernelConstruction* construction) {
   const Status status(TF_NewStatus());
   auto kernel = std::make_unique<ExamplesKernel>();
-  unsigned char from_headers = 0, with_index = 0;
+  unsigned char from_headers = 0, with_label = 0, with_index = 0;
   TF_OpKernelConstruction_GetAttrInt64(construction, "max_pixels", &kernel->most_pixels,
                                        status.get());
   if (IsOk(status)) {
     TF_OpKernelConstruction_GetAttrBool(construction, "from_headers", &from_headers, status.get());
   }
   if (IsOk(status)) {
+    TF_OpKernelConstruction_GetAttrBool(construction, "with_label", &with_label, status.get());
+  }
+  if (IsOk(status)) {
     TF_OpKernelConstruction_GetAttrBool(construction, "with_index", &with_index, status.get());
   }
   if (!IsOk(status)) TF_OpKernelConstruction_Failure(construction, status.get());
   kernel->from_headers = from_headers;
+  kernel->with_label = with_label;
   kernel->with_index = with_index;
   return kernel.release();
 }
@@ -178,7 +183,7 @@ void ReadExamples(const ExamplesKernel& kernel, TF_OpKernelContext* context, con
   for (int64_t i = 0; i < count; ++i) {
     const Bytes record = ToBytes(Strings(records)[i]);
     example::Example read;
-    if (!example::Read(record.data, record.size, kernel.with_index, &read)) {
+    if (!example::Read(record.data, record.size, kernel.with_label, kernel.with_index, &read)) {
       return TF_SetStatus(status.get(), TF_INVALID_ARGUMENT,
                           ("record " + std::to_string(i) + " of the batch has no usual layout").c_str());
     }
@@ -471,7 +476,8 @@ __attribute__((constructor)) void Register() {
              nullptr, ComputeIndexes, nullptr);
   RegisterOp("ImagenetFastReadExamples", {"records: string"},
              {"labels: int64", "sizes: int32", "places: int64"},
-             {"max_pixels: int >= 1", "from_headers: bool", "with_index: bool"}, UnknownShape, CreateExamplesKernel,
+             {"max_pixels: int >= 1", "from_headers: bool", "with_label: bool", "with_index: bool"},
+             UnknownShape, CreateExamplesKernel,
              Compute<ExamplesKernel, ReadExamples>, Delete<ExamplesKernel>);
   RegisterOp("ImagenetFastMakeImages",
              {"records: string", "places: int64", "boxes: int32", "flipped: bool"},

@@ -40,7 +40,7 @@ class Examples(NamedTuple):
     Attributes:
       records: bytes of the records, string [images].
       places: where their image and its index are, int64 [images, 4]: begin and size of each.
-      labels: as stored, int64 [images].
+      labels: as stored, int64 [images]; 0 if they are not read.
       sizes: heights and widths, int32 [images, 2].
     """
 
@@ -84,7 +84,12 @@ def with_resize_kernel(options: _Options) -> _Options:
 
 
 def read_examples(
-    records: tf.Tensor, *, with_index: bool, from_headers: bool, max_pixels: int
+    records: tf.Tensor,
+    *,
+    with_index: bool,
+    from_headers: bool,
+    max_pixels: int,
+    with_label: bool = True,
 ) -> Examples:
     """Reads records of one image each.
 
@@ -94,13 +99,18 @@ def read_examples(
       from_headers: whether sizes are those of the images' headers; otherwise they are those of the
         records, or if one record has none, those of all headers.
       max_pixels: maximum height times width in a header.
+      with_label: whether to read labels, of which each record must have one; otherwise any number.
 
     Raises:
       tf.errors.InvalidArgumentError: at run time, if one has not the usual fields, each once; or
         with ``from_headers``, if one image is not a JPEG or PNG, too large, or a CMYK JPEG.
     """
     labels, sizes, places = load_image_ops().imagenet_fast_read_examples(
-        records=records, with_index=with_index, from_headers=from_headers, max_pixels=max_pixels
+        records=records,
+        with_label=with_label,
+        with_index=with_index,
+        from_headers=from_headers,
+        max_pixels=max_pixels,
     )
     (images,) = records.shape
     return Examples(

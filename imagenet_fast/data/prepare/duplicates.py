@@ -12,6 +12,7 @@ from imagenet_fast.base.paths import Path
 from imagenet_fast.data import records
 from imagenet_fast.data.examples import ENCODED, FILENAME, decode_example
 from imagenet_fast.data.manifest import Manifest
+from imagenet_fast.data.metadata import classes_in
 from imagenet_fast.data.prepare.similar_hashes import Pairs, equal_pairs, similar_pairs
 
 FILE = "duplicates.jsonl"
@@ -24,7 +25,7 @@ class Image(NamedTuple):
 
     Attributes:
       split: ``train``, ``validation`` or ``test``.
-      label: name of the class.
+      label: name of the class, or names of several.
       file: name of the file in the source.
       shard: name of the shard.
       record: index of the record in the shard.
@@ -44,7 +45,7 @@ class Images:
 
     Args:
       manifest: of the data set.
-      rows: the images' metadata, of dtype ``metadata.ROW`` and shape (images,).
+      rows: the images' metadata, [images], of dtype ``metadata.row_type``.
       directory: of the shards.
 
     Attributes:
@@ -77,7 +78,7 @@ class Images:
         name = fields.get(FILENAME) or [b""]
         return Image(
             split=list(self.manifest.splits)[self.splits[index]],
-            label=self.manifest.labels[self.rows["label"][index]],
+            label=", ".join(self.manifest.labels[n] for n in classes_in(self.rows[[index]])[1]),
             file=name[0].decode(errors="replace"),
             shard=self._shards[shard],
             record=index - start,
@@ -144,8 +145,10 @@ def find_duplicates(images: Images) -> FoundDuplicates:
 
 
 def _sorted(pairs: Pairs, images: Images) -> Duplicates:
-    labels = images.rows["label"]
-    two_classes = labels[pairs.first] != labels[pairs.second]
+    # Of multi-label data, other labels.
+    name = "classes" if images.manifest.multi_label else "label"
+    labels = images.rows[name].reshape(len(images.rows), -1)
+    two_classes = (labels[pairs.first] != labels[pairs.second]).any(axis=1)
     two_splits = images.splits[pairs.first] != images.splits[pairs.second]
     order = np.lexsort((pairs.first, pairs.distance, ~two_splits, ~two_classes))
     return Duplicates(

@@ -176,7 +176,7 @@ def _convert(
             if done.shard.file in planned
             and done.split == prepare_plan.split_of(done.shard.file)
             and len(done.class_counts) == len(source.labels)
-            and sum(done.class_counts) == done.shard.examples
+            and (source.multi_label or sum(done.class_counts) == done.shard.examples)
             and not manifests.size_problem(done.shard, directory / done.shard.file)
         }
         tasks, keep_plan = _plan(source, assignment, written, journal, job, directory)
@@ -477,6 +477,7 @@ def _summarize(source: Source, job: dict[str, Any], done: list[Done]) -> Manifes
         skipped=tuple(skipped for shard in done for skipped in shard.skipped),
         unindexed=sum(shard.unindexed for shard in done),
         warnings=(*source.warnings, *problems),
+        multi_label=source.multi_label,
     )
 
 

@@ -14,7 +14,7 @@ from imagenet_fast.base.files import write_file
 from imagenet_fast.base.html_page import document, header, section, tile_row
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.data.manifest import Manifest, read_manifest
-from imagenet_fast.data.metadata import HASH_BITS, read_metadata
+from imagenet_fast.data.metadata import HASH_BITS, classes_in, read_metadata
 from imagenet_fast.data.prepare.duplicates import FILE as DUPLICATES_FILE
 from imagenet_fast.data.prepare.duplicates import (
     Duplicates,
@@ -103,6 +103,10 @@ def render(images: Images, found: FoundDuplicates, directory: str) -> str:
 
 def _subtitle(manifest: Manifest) -> str:
     parts = [counted(manifest.num_classes, "class", "classes")]
+    if manifest.multi_label:
+        labels = sum(sum(split.class_counts) for split in manifest.splits.values())
+        images = sum(split.examples for split in manifest.splits.values())
+        parts.append(f"several labels an image, {labels / max(images, 1):.2f} on average")
     kind, encoding = (manifest.source.get(key) for key in ("kind", "encoding"))
     if kind:
         parts.append(f"source {kind}")
@@ -369,13 +373,14 @@ def _pair(both: Sequence, distance: int, two_classes: bool, two_splits: bool) ->
 
 
 def _samples(images: Images) -> str:
-    labels = images.rows["label"]
+    places, labels = classes_in(images.rows)
     classes = images.manifest.num_classes
     number = max(1, min(_SAMPLES_OF_CLASS, _SAMPLES // classes))
     shown = range(min(classes, _MAX_SAMPLES))
     # The first images in the order of the shards: the training set comes first, and is shuffled.
     order = np.argsort(labels, kind="stable")
     starts = np.searchsorted(labels[order], np.arange(classes + 1))
+    order = places[order]
     size = _LARGE if len(shown) * number <= _SAMPLES else _SMALL
     blocks = []
     for label in shown:

@@ -10,7 +10,7 @@ from typing import Any, Optional
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import Path
 from imagenet_fast.data import metadata, records
-from imagenet_fast.data.examples import encode_example
+from imagenet_fast.data.examples import classes_of, encode_example
 from imagenet_fast.data.images import ONE_AT_A_TIME, BadImageError, EncodedImage
 from imagenet_fast.data.manifest import Shard, Skipped
 from imagenet_fast.data.preparation import Preparation
@@ -42,6 +42,7 @@ class ShardMaker:
         self.source = source
         self.directory = directory
         self.job = job
+        self._row = metadata.row_type(len(source.labels), source.multi_label)
         self._preparation = Preparation.of(job)
         self._jpegtran = find_jpegtran() if job.get("make_baseline") else None
 
@@ -79,7 +80,8 @@ class ShardMaker:
                         yield record
                         del record
                     unindexed += lacks_index
-                    counts[item.label] += 1
+                    for label in classes_of(item.label):
+                        counts[label] += 1
                 except BadImageError as error:
                     bad = Skipped(task.split, item.filename, str(error))
                     skipped.append(bad)
@@ -89,7 +91,7 @@ class ShardMaker:
         try:
             written = records.write_records(path, examples())
             shard = Shard(task.file, written.examples, written.bytes, written.sha256)
-            packed = metadata.pack(rows)
+            packed = metadata.pack(rows, self._row)
             return Done(
                 task.split,
                 shard,
@@ -108,11 +110,12 @@ class ShardMaker:
             item = self.source.read(split, index)
         except OSError as error:
             raise UserError(f"{self.source.name}: cannot be read: {error}") from error
-        if not 0 <= item.label < len(self.source.labels):
-            raise UserError(
-                f"{self.source.name}: {item.filename} in {split} has the label {item.label}, "
-                f"outside 0..{len(self.source.labels) - 1}"
-            )
+        for label in classes_of(item.label):
+            if not 0 <= label < len(self.source.labels):
+                raise UserError(
+                    f"{self.source.name}: {item.filename} in {split} has the label {label}, "
+                    f"outside 0..{len(self.source.labels) - 1}"
+                )
         return item
 
     def _convert(
@@ -131,19 +134,19 @@ class ShardMaker:
         if image.converted_from:
             converted[image.converted_from] += 1
         index = self._index(image) if self.job.get("jpeg_index") else None
-        synsets = self.source.synsets
+        synsets, classes = self.source.synsets, classes_of(item.label)
         record = encode_example(
             image.data,
             label=item.label,
-            text=self.source.labels[item.label],
-            synset=synsets[item.label] if synsets else None,
+            text=tuple(self.source.labels[label] for label in classes),
+            synset=synsets[classes[0]] if synsets else None,
             filename=item.filename,
             height=image.height,
             width=image.width,
             channels=image.channels,
             jpeg_index=index or b"",
         )
-        rows.append(metadata.describe(image, item.label, len(record)))
+        rows.append(metadata.describe(image, item.label, len(record), self._row))
         return record, index == b""
 
     def _index(self, image: EncodedImage) -> bytes | None:

@@ -50,7 +50,7 @@ from imagenet_fast.training.build.selection import build_selection, check_select
 from imagenet_fast.training.build.whitening import whiten
 from imagenet_fast.training.run import Run, make_run
 from imagenet_fast.training.step.classifier import Classifier
-from imagenet_fast.training.step.losses import start_at_equal_probabilities
+from imagenet_fast.training.step.losses import Focus, start_at_equal_probabilities
 from imagenet_fast.training.step.mix import Mixer
 
 _MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -270,7 +270,7 @@ def build_classifier(
     with precision_policy(config.precision):
         network, pipeline = build_network(config, len(labels), shape, custom)
         # The bias of a user's network is the user's.
-        if config.loss == "binary_cross_entropy" and not is_custom(config.model):
+        if config.loss != "cross_entropy" and not is_custom(config.model):
             start_at_equal_probabilities(network)
         if config.freeze_through:
             freeze(network, config.freeze_through)
@@ -285,6 +285,7 @@ def build_classifier(
             logits,
             loss=config.loss,
             label_smoothing=config.label_smoothing,
+            focus=Focus.of(config),
             mixer=_mixer(config),
             accumulation_steps=config.accumulation_steps,
             pipeline=pipeline,

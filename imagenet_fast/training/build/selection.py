@@ -14,7 +14,7 @@ from imagenet_fast.optimizers.options import OptimizerOptions
 from imagenet_fast.training.build.network import precision_policy
 from imagenet_fast.training.build.optimizer import build_optimizer
 from imagenet_fast.training.run import Run
-from imagenet_fast.training.step.losses import start_at_equal_probabilities
+from imagenet_fast.training.step.losses import Focus, start_at_equal_probabilities
 from imagenet_fast.training.step.micro_batches import rounded_part
 from imagenet_fast.training.step.selection import Proxy, Selection
 
@@ -81,6 +81,7 @@ def _build_proxy(run: Run) -> Proxy | None:
         every=config.proxy_every,
         loss=config.loss,
         label_smoothing=config.label_smoothing,
+        focus=Focus.of(config),
     )
 
 
@@ -100,7 +101,7 @@ def build_proxy_network(config: Config, classes: int) -> keras.Model:
         options["width"] = config.proxy_width
     with precision_policy(config.precision):
         network = models.build(config.proxy_model, classes, shape, **options)
-        if config.loss == "binary_cross_entropy":
+        if config.loss != "cross_entropy":
             start_at_equal_probabilities(network)
         pixels = keras.Input(shape, dtype="uint8", name="pixels")
         normalize = PixelNormalization(config.pixel_mean, config.pixel_std, name="normalize")

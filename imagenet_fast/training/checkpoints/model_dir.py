@@ -35,7 +35,7 @@ from imagenet_fast.training.checkpoints.config_file import CONFIG_FILE, director
 from imagenet_fast.training.logs.evaluations import Evaluations
 from imagenet_fast.training.logs.logger import Row
 from imagenet_fast.training.logs.metrics_file import read_rows
-from imagenet_fast.training.options import CHECKPOINT_CHOICES
+from imagenet_fast.training.options import CHECKPOINT_CHOICES, metric_of, metric_text
 
 LABELS_FILE = "labels.txt"
 PREPARATION_FILE = "preparation.json"
@@ -353,7 +353,7 @@ def checkpoint_of(model_dir: str, which: str = "last") -> str:
 
     Args:
       model_dir: the run's directory.
-      which: ``last``, or ``best``: that of the evaluation with the highest top-1 accuracy.
+      which: ``last``, or ``best``: that of the evaluation with the best ``best_metric``.
 
     Raises:
       UserError: if there is none.
@@ -369,18 +369,21 @@ def checkpoint_of(model_dir: str, which: str = "last") -> str:
             "have one; --checkpoint=last is that of the last step"
         )
     if which == "best":
-        best = Evaluations.of_rows(read_rows(model_dir)).best
-        if lost := lost_best(model_dir, best):
+        stored = (directory_of(model_dir) / CONFIG_FILE).exists()
+        metric = stored_config(model_dir).best_metric if stored else "auto"
+        best = Evaluations.of_rows(read_rows(model_dir), metric).best
+        if lost := lost_best(model_dir, best, metric):
             warn_once(lost)
     return path
 
 
-def lost_best(model_dir: str, best: Row) -> str:
+def lost_best(model_dir: str, best: Row, best_metric: str = "auto") -> str:
     """Returns a sentence that says that the best evaluation has no checkpoint; empty: it has one.
 
     Args:
       model_dir: the run's directory.
       best: the best evaluation; empty: there is none.
+      best_metric: the option.
     """
     kept = kept_step(model_dir)
     if not best or (kept is not None and kept >= best["step"]):
@@ -388,7 +391,8 @@ def lost_best(model_dir: str, best: Row) -> str:
     there = "lacks" if kept is None else f"has the checkpoint of step {kept}, not"
     return (
         f"{to_path(model_dir, BEST)} {there} that of the best evaluation, of step {best['step']} "
-        f"(top-1 {best['top1']:.2%}): keep_best was off then, or the checkpoint was removed"
+        f"({metric_text(best, metric_of(best, best_metric))}): keep_best was off then, or the "
+        "checkpoint was removed"
     )
 
 

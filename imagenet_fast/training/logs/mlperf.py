@@ -20,6 +20,7 @@ from imagenet_fast.base.outside import Count, as_type, parse_json
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.training.logs.logger import Logger, Row
+from imagenet_fast.training.options import metric_of
 from imagenet_fast.training.run import Run
 from imagenet_fast.training.schedule_steps import decay_boundaries, decay_steps, warmup_steps
 
@@ -63,6 +64,7 @@ class MLPerfLog(Logger):
     ) -> None:
         self._step = step
         options, self._steps_per_epoch = run.config, run.steps_per_epoch
+        self._best_metric = options.best_metric
         self._now = now
         lines = read_lines(options.model_dir) if step else []
         trains = step < last_step
@@ -112,7 +114,8 @@ class MLPerfLog(Logger):
         """Writes the end of an evaluation and its accuracy."""
         if row["kind"] == "validation":
             epochs = self._epochs_done()
-            self._write(_POINT, "eval_accuracy", row["top1"], epoch_num=epochs)
+            accuracy = row[metric_of(row, self._best_metric)]
+            self._write(_POINT, "eval_accuracy", accuracy, epoch_num=epochs)
             self._write(_END, "eval_stop", epoch_num=epochs)
 
     def finish(self, success: bool) -> None:

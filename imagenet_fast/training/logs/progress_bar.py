@@ -10,6 +10,7 @@ from collections.abc import Callable
 from tqdm import tqdm
 
 from imagenet_fast.training.logs.logger import Logger, Row
+from imagenet_fast.training.options import metric_text
 
 # Least time between two lines in a file or pipe.
 _LINE_SECONDS = 30.0
@@ -60,16 +61,20 @@ class ProgressBar(Logger):
     def write(self, row: Row) -> None:
         """Moves the bar to the row's step, or prints an evaluation's result."""
         if row["kind"] == "validation":
-            top5 = f"top-5 {row['top5']:.2%}, " if self._classes > 5 else ""
+            names = ["top1", "top5"] if self._classes > 5 else ["top1"]
+            if "map" in row:
+                names = ["map", "f1_micro", "f1_macro"]
+            metrics = "".join(f"{metric_text(row, name)}, " for name in names)
             self._print(
-                f"epoch {row['epoch']:.4g}: validation top-1 {row['top1']:.2%}, {top5}"
+                f"epoch {row['epoch']:.4g}: validation {metrics}"
                 f"loss {row['loss']:.4f} on {row['examples']:.0f} images"
             )
             return
         step, speed = row["step"], row["images_per_second"]
+        top1 = f"top-1 {row['top1']:.1%}, " if "top1" in row else ""
         text = (
             f"ETA {self._eta(step, speed)}, epoch {row['epoch']:.2f}, loss {row['loss']:.4f}, "
-            f"top-1 {row['top1']:.1%}, {speed:.0f} images/s"
+            f"{top1}{speed:.0f} images/s"
         )
         if self._devices > 1:
             text += f", {speed / self._devices:.0f} per device"

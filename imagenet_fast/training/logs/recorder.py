@@ -24,7 +24,8 @@ class Recorder:
 
     A row holds ``kind``, ``step`` (weight updates so far), ``epoch`` (the same in epochs),
     ``loss``, ``top1`` and ``top5`` (over the images since the last row, or over the whole
-    validation set), ``examples``, ``skipped``, ``train_seconds``, ``wall_seconds`` and, in
+    validation set; of multi-label data ``map``, ``f1_micro`` and ``f1_macro`` of the validation set
+    in place of both), ``examples``, ``skipped``, ``train_seconds``, ``wall_seconds`` and, in
     training, ``learning_rate`` and ``images_per_second`` (since the last row).
 
     Args:
@@ -56,6 +57,8 @@ class Recorder:
         self._model = model
         self._clock = clock
         self._loggers = loggers
+        # Of images with several labels, average precision needs all images at once.
+        self._means = ("loss",) if run.info.multi_label else ("loss", "top1", "top5")
         self._unread = self._untimed = 0  # steps
         self._read_time = (clock.train_seconds, clock.timed_images)
         self.restart()
@@ -89,7 +92,7 @@ class Recorder:
                 "--learning_rate or a longer --warmup may help; checkpoints are kept"
             )
 
-    def evaluated(self, metrics: Mapping[str, tf.Tensor]) -> None:
+    def evaluated(self, metrics: Mapping[str, tf.Tensor | float]) -> None:
         """Passes on the metrics of an evaluation.
 
         Raises:
@@ -128,7 +131,7 @@ class Recorder:
         row = {
             "kind": "train",
             **self._where(),
-            **{name: new[name] / examples for name in ("loss", "top1", "top5")},
+            **{name: new[name] / examples for name in self._means},
             "examples": new["examples"],
             "skipped": new["skipped"],
             "learning_rate": self._learning_rate(),

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from imagenet_fast.base.plotting import FILE_STYLE, PAGE_STYLE, SENTINELS, page_svg, svg
 from imagenet_fast.training.logs.metrics_file import Row
+from imagenet_fast.training.options import metric_of
 from imagenet_fast.training.report import formats
 from imagenet_fast.training.report.formats import is_number
 
@@ -163,6 +164,11 @@ class Chart:
 LEARNING_RATE = Chart("Learning rate", (Curve("", "train", "learning_rate", "rate", jumps=True),))
 
 
+def target_of(summary: dict[str, Any]) -> float | None:
+    """Returns the accuracy, or other metric, at which a run was to end; None: there was none."""
+    return summary.get(f"target_{metric_of(summary)}")
+
+
 def run_charts(summary: dict[str, Any], rows: list[Row], has_top5: bool = True) -> list[str]:
     """Returns the charts of a run as HTML figures.
 
@@ -171,7 +177,7 @@ def run_charts(summary: dict[str, Any], rows: list[Row], has_top5: bool = True) 
       rows: the rows of ``metrics.jsonl``, in order.
       has_top5: whether to show top-5 accuracy.
     """
-    target, speed = summary.get("target_top1"), summary.get("images_per_second")
+    target, speed = target_of(summary), summary.get("images_per_second")
     has_speed = is_number(speed) and speed > 0
     # Rows of untimed steps, such as each process' first, have no speed.
     timed = [row for row in rows if row.get("images_per_second") != 0]
@@ -179,13 +185,21 @@ def run_charts(summary: dict[str, Any], rows: list[Row], has_top5: bool = True) 
         Curve("", "validation", "top5", "validation", dashed=True),
         Curve("top-5", "train", "top5", "train", dashed=True, noisy=True),
     )
+    title = "Accuracy"
+    curves = (
+        *(top5 if has_top5 else ()),
+        Curve("train", "train", "top1", "train", noisy=True),
+        Curve("validation", "validation", "top1", "validation"),
+    )
+    if metric_of(summary) == "map":
+        title = "Mean average precision and micro F1"
+        curves = (
+            Curve("micro F1", "validation", "f1_micro", "validation", dashed=True),
+            Curve("mAP", "validation", "map", "validation"),
+        )
     accuracy = Chart(
-        "Accuracy",
-        (
-            *(top5 if has_top5 else ()),
-            Curve("train", "train", "top1", "train", noisy=True),
-            Curve("validation", "validation", "top1", "validation"),
-        ),
+        title,
+        curves,
         percent=True,
         level=target if is_number(target) else None,
         level_label=f"target {formats.target(target)}",

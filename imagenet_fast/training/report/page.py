@@ -15,9 +15,11 @@ from imagenet_fast.base.paths import to_path
 from imagenet_fast.config import Config, option_names
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.recipes import find_recipe, read_header
+from imagenet_fast.training.checkpoints.thresholds import Thresholds, read_thresholds
 from imagenet_fast.training.logs.metrics_file import Row, read_rows
+from imagenet_fast.training.options import METRICS, metric_of
 from imagenet_fast.training.report import formats, page_images
-from imagenet_fast.training.report.charts import run_charts
+from imagenet_fast.training.report.charts import run_charts, target_of
 from imagenet_fast.training.report.class_metrics import class_metrics, mean_metrics
 from imagenet_fast.training.report.formats import MISSING, is_number
 from imagenet_fast.training.report.input_images import InputImages
@@ -51,6 +53,7 @@ def write_report(config: Config, summary: dict[str, Any], labels: Sequence[str])
         labels,
         load_inputs(directory, len(labels)),
         load_error_analysis(directory, len(labels)),
+        read_thresholds(directory).get("last"),
     )
     write_file(to_path(directory, FILE), text)
 
@@ -62,6 +65,7 @@ def render(
     labels: Sequence[str] = (),
     inputs: InputImages | None = None,
     analysis: ErrorAnalysis | None = None,
+    thresholds: Thresholds | None = None,
 ) -> str:
     """Returns the report of a run as an HTML page without scripts or links to other files.
 
@@ -74,11 +78,13 @@ def render(
       labels: the name of each class, if there are images.
       inputs: training images as the model sees them.
       analysis: the model's error analysis.
+      thresholds: of images with several labels.
     """
     name = f"{config.model} on {summary.get('data') or _data_name(config)}"
     has_top5 = not 0 < len(labels) <= _FEW_CLASSES
-    top1 = summary.get("top1")
-    title = f"{formats.percent(top1)} top-1: {name}" if is_number(top1) else name
+    main = metric_of(summary)
+    value = summary.get(main)
+    title = f"{formats.percent(value)} {METRICS[main]}: {name}" if is_number(value) else name
     body = [
         header(name, _subtitle(summary, config)),
         _tiles(
@@ -98,6 +104,7 @@ def render(
         "</div>",
         _evaluations(rows, has_top5),
         _mistakes(analysis, labels),
+        _several_labels(thresholds),
         _inputs(inputs, labels),
         _bad_images(summary),
         _damaged_checkpoints(summary),
@@ -169,18 +176,20 @@ def _tiles(
     summary: dict[str, Any], has_top5: bool, loss_name: str, mean_recall: float | None
 ) -> str:
     """Returns the main results."""
-    if is_number(summary.get("top1")):
+    main = metric_of(summary)
+    if is_number(summary.get(main)):
         images = formats.count(summary.get("images_evaluated"), "image")
-        best = summary.get("best_top1")
+        best = summary.get(f"best_{main}")
         better = ""
-        if is_number(best) and best > summary["top1"]:
+        if is_number(best) and best > summary[main]:
             better = f"; best {formats.percent(best)} at step {summary.get('best_step')}"
         loss = f"validation loss {formats.number(summary.get('loss'))}"
+        title = "Top-1 accuracy" if main == "top1" else "Mean average precision"
         tiles = [
             (
-                "Top-1 accuracy",
-                formats.percent(summary["top1"]),
-                f"{_interval(summary, 'top1')}on {images}{better}",
+                title,
+                formats.percent(summary[main]),
+                f"{_interval(summary, main)}on {images}{better}",
             ),
             (
                 "Top-5 accuracy",
@@ -188,7 +197,10 @@ def _tiles(
                 f"{_interval(summary, 'top5')}{loss}",
             ),
         ]
-        if not has_top5:
+        if main == "map":
+            note = f"macro F1 {formats.percent(summary.get('f1_macro'))}; {loss}"
+            tiles[1] = ("Micro F1", formats.percent(summary.get("f1_micro")), note)
+        elif not has_top5:
             tiles[1] = ("Validation loss", formats.number(summary.get("loss")), loss_name)
         if mean_recall is not None:
             note = "classes have unequal numbers of images"
@@ -206,7 +218,7 @@ def _tiles(
         for until in ("", "_to_target")
         for name in ("train", "wall")
     )
-    target = summary.get("target_top1")
+    target = target_of(summary)
     name = f"Time to {formats.target(target)}"
     if not is_number(target):
         tiles.append(("Training time", train, f"{wall} in all"))
@@ -237,11 +249,11 @@ def _times(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("Images per second", formats.number, "images_per_second"),
         ("Images per second per device", formats.number, "images_per_second_per_device"),
     ]
-    if is_number(summary.get("target_top1")):
-        target = formats.target(summary["target_top1"])
+    if is_number(target_of(summary)):
+        target = f"{formats.target(target_of(summary))} {METRICS[metric_of(summary)]}"
         rows += [
-            (f"Training to {target} top-1", formats.seconds, "train_seconds_to_target"),
-            (f"In all to {target} top-1", formats.seconds, "wall_seconds_to_target"),
+            (f"Training to {target}", formats.seconds, "train_seconds_to_target"),
+            (f"In all to {target}", formats.seconds, "wall_seconds_to_target"),
         ]
     rows += [
         ("Images evaluated", formats.whole, "images_evaluated"),
@@ -285,11 +297,17 @@ def _evaluations(rows: list[Row], has_top5: bool) -> str:
     ]
     if not evaluations:
         return ""
-    columns = [
-        ("Epoch", formats.number, "epoch"),
+    accuracies = [
         ("Top-1", formats.percent, "top1"),
         ("95% interval", formats.interval, "top1_interval"),
         *([("Top-5", formats.percent, "top5")] if has_top5 else []),
+    ]
+    if "map" in evaluations[-1]:
+        names = {"map": "mAP", "f1_micro": "Micro F1", "f1_macro": "Macro F1"}
+        accuracies = [(text, formats.percent, name) for name, text in names.items()]
+    columns = [
+        ("Epoch", formats.number, "epoch"),
+        *accuracies,
         ("Loss", formats.number, "loss"),
         ("Training time", formats.seconds, "train_seconds"),
     ]
@@ -330,6 +348,25 @@ def _mistakes(analysis: ErrorAnalysis | None, labels: Sequence[str]) -> str:
         content = page_images.worst_mistakes(analysis, labels)
         parts.append(section("Worst mistakes", content))
     return "\n".join(parts)
+
+
+def _several_labels(thresholds: Thresholds | None) -> str:
+    """Returns the average precision and threshold of each class, lowest first."""
+    if thresholds is None:
+        return ""
+    rows = sorted(
+        (precision is None, precision or 0.0, name)
+        for name, precision in thresholds.average_precisions.items()
+    )
+    lines = [
+        (
+            name,
+            f"{MISSING if unknown else formats.percent(precision)}, threshold "
+            f"{formats.number(thresholds.thresholds.get(name))}",
+        )
+        for unknown, precision, name in rows[: page_images.CLASSES]
+    ]
+    return section("Average precision of the classes, lowest first", table(lines))
 
 
 def _inputs(inputs: InputImages | None, labels: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ from imagenet_fast.training.report.input_images import InputImages
 from imagenet_fast.training.step.calibration import calibration_error
 from imagenet_fast.training.step.error_analysis import ErrorAnalysis
 
-_CLASSES = 50
+CLASSES = 50
 # Images of at least this height are JPEGs in the page: PNGs would be ten times as large.
 _LEAST_JPEG = 64
 
@@ -99,7 +99,7 @@ def reliability_diagram(analysis: ErrorAnalysis) -> str:
 def class_table(analysis: ErrorAnalysis, labels: Sequence[str]) -> str:
     """Returns a table of the classes' metrics, those of the lowest recall first, as HTML."""
     metrics = class_metrics(analysis.confusion, labels)
-    shown = worst_first(metrics)[:_CLASSES]
+    shown = worst_first(metrics)[:CLASSES]
     lines = "".join(
         f'<tr><th scope="row">{html.escape(row.name)}</th><td>{formats.percent(row.recall)}</td>'
         f"<td>{formats.interval(row.recall_interval)}</td>"

@@ -23,7 +23,9 @@ class Classifier(TrainingStep):
 
     Batches are ``(images, labels)`` or ``(images, labels, weights)``: images of the input's dtype
     [batch, height, width, 3], labels integer and weights float, both [batch] or [batch, 1]. Images
-    of weight 0 do not count; negative labels mark padding. Metrics: ``loss``, ``top1``, ``top5``
+    of weight 0 do not count; negative labels mark padding. With other losses than cross-entropy,
+    labels may be [batch, classes], 1 for each class of an image and 0 for others; a prediction is
+    then right if it is one of the image's classes. Metrics: ``loss``, ``top1``, ``top5``
     (fractions), ``examples`` (sum of the weights), ``skipped`` (images of weight 0). With mixup or
     cutmix, the training loss is that of both labels, and the accuracies are those of the image's
     first label. With a ``selection``, they are those of the images that it chooses.

@@ -18,6 +18,7 @@ from imagenet_fast.training.step.calibration import (
     temperature_sums,
 )
 from imagenet_fast.training.step.losses import class_probabilities, image_losses
+from imagenet_fast.training.step.rows import Rows, gathered
 
 _MISTAKES = 24
 # Pairs of classes that are confused most, and names of images of each.
@@ -164,8 +165,6 @@ class Predictions:
 
         def empty() -> list[tf.Tensor]:
             return [
-                tf.constant(0, tf.int64),
-                tf.zeros([batches * self._batch_size, 3 + 2 * top]),
                 # Variables of several workers cannot be uint8.
                 tf.zeros([_MISTAKES, size, size, 3]),
                 tf.fill([_MISTAKES, len(_FACTS)], -np.inf),
@@ -181,10 +180,16 @@ class Predictions:
                     aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
                     name=name,
                 )
-                for name, value in zip(("count", "rows", "images", "facts", "slopes"), empty())
+                for name, value in zip(("images", "facts", "slopes"), empty())
             ]
             self._temperature = tf.Variable(1.0, trainable=False, name="temperature")
-        self._reset = one_call(strategy, lambda: assign_local(self._variables, empty()))
+        self._rows = Rows(strategy, batches * self._batch_size, 3 + 2 * top)
+
+        def reset() -> None:
+            self._rows.reset()
+            assign_local(self._variables, empty())
+
+        self._reset = one_call(strategy, reset)
 
     def reset(self, temperature: float = 1.0) -> None:
         """Forgets all predictions; outside of replicas.
@@ -209,23 +214,19 @@ class Predictions:
         logits = tf.cast(logits, tf.float32)
         scaled = logits / self._temperature
         rows = _rows(labels, weights, scaled, self._loss, self._top)
-        count, _, *worst, _ = local_values(self._variables)
-        mistakes = _worst_of_batch(images, rows, count, scaled, self._loss)
-        more = tf.shape(rows, tf.int64)[0]
-        _, all_rows, *_, slopes = self._variables
-        tf.raw_ops.ResourceScatterUpdate(
-            resource=all_rows.handle, indices=count + tf.range(more), updates=rows
-        )
+        first = self._rows.count()
+        *worst_variables, slopes = self._variables
         if self._fits_temperature:
             tf.raw_ops.ResourceScatterUpdate(
                 resource=slopes.handle,
-                indices=[count // self._batch_size],
+                indices=[first // self._batch_size],
                 updates=[temperature_sums(logits, labels, weights)],
             )
+        mistakes = _worst_of_batch(images, rows, first, scaled, self._loss)
+        self._rows.add(rows)
+        worst = local_values(worst_variables)
         images, facts = (tf.concat(parts, 0) for parts in zip(worst, mistakes))
         _, places = tf.math.top_k(facts[:, -1], _MISTAKES)
-        count_variable, _, *worst_variables, _ = self._variables
-        assign_local([count_variable], [count + more])
         assign_local(worst_variables, [tf.gather(images, places), tf.gather(facts, places)])
 
     def analysis(self, step: int) -> ErrorAnalysis:
@@ -278,25 +279,17 @@ class Predictions:
     def _of_all_replicas(self) -> tuple[tf.Tensor, ...]:
         """Returns the rows, worst mistakes and sums of all replicas; in a replica."""
         context = tf.distribute.get_replica_context()
-        replicas, replica = context.num_replicas_in_sync, context.replica_id_in_sync_group
-        _, rows, images, facts, slopes = local_values(self._variables)
+        replica = context.replica_id_in_sync_group
+        images, facts, slopes = local_values(self._variables)
+        rows = self._rows.of_all_replicas()
         # Rows are counted over all replicas.
-        before = tf.cast(replica * rows.shape[0], tf.float32)
-        facts = tf.concat([facts[:, :1] + before, facts[:, 1:]], axis=1)
-        # Each replica adds its part to zeros.
-        parts = [
-            tf.scatter_nd([[replica]], part[tf.newaxis], [replicas, *part.shape])
-            for part in (rows, facts, slopes)
-        ]
-        rows, facts, slopes = (
-            tf.reshape(part, [-1, *part.shape[2:]])
-            for part in context.all_reduce(tf.distribute.ReduceOp.SUM, parts)
-        )
+        before = tf.cast(replica * (rows.shape[0] // context.num_replicas_in_sync), tf.float32)
+        facts = gathered(tf.concat([facts[:, :1] + before, facts[:, 1:]], axis=1))
         _, places = tf.math.top_k(facts[:, -1], _MISTAKES)
         own = tf.reshape(tf.equal(places // _MISTAKES, replica), [-1, 1, 1, 1])
         images = tf.where(own, tf.gather(images, places % _MISTAKES), 0.0)
         images = context.all_reduce(tf.distribute.ReduceOp.SUM, images)
-        return rows, images, tf.gather(facts, places), slopes
+        return rows, images, tf.gather(facts, places), gathered(slopes)
 
 
 def _rows(

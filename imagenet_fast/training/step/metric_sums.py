@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.distribute.one_call import assign_local, one_call
@@ -19,14 +20,21 @@ def batch_sums(
     Args:
       logits: float32 [batch, classes].
       losses: float32 [batch], not weighted.
-      labels: int32 [batch]; negative ones mark padding.
+      labels: int32 [batch]; negative ones mark padding. Of multi-label data int32 [batch, classes],
+        0 or 1: a prediction is correct if it is one of the image's labels.
       weights: float32 [batch]; 0 for images that do not count, usually 1 for the others.
 
     Returns:
       float32 [5]: the weighted sums of losses, of correct top-1 and of correct top-5 predictions,
       the sum of weights, and the number of images of weight 0, without padding.
     """
-    label_logits = tf.gather(logits, tf.maximum(labels, 0), batch_dims=1)
+    labels = tf.convert_to_tensor(labels)
+    if labels.shape.rank == 1:
+        label_logits = tf.gather(logits, tf.maximum(labels, 0), batch_dims=1)
+    else:
+        # That of the best label; NaN without any.
+        label_logits = tf.reduce_max(tf.where(labels > 0, logits, -np.inf), axis=1)
+        label_logits = tf.where(tf.reduce_any(labels > 0, axis=1), label_logits, np.nan)
     # Ties count against the model: equal logits predict nothing. NaN compares as false.
     rank = tf.reduce_sum(tf.cast(logits >= label_logits[:, tf.newaxis], tf.int32), axis=1)
     finite = tf.cast(rank > 0, tf.float32)
@@ -47,7 +55,8 @@ def skipped_sums(labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
 
 
 def _skipped(labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    real = tf.cast(labels >= 0, tf.float32)
+    of_image = labels if labels.shape.rank == 1 else labels[:, 0]
+    real = tf.cast(of_image >= 0, tf.float32)
     return tf.reduce_sum(real * tf.cast(weights == 0, tf.float32))
 
 

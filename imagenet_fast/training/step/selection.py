@@ -16,7 +16,7 @@ from imagenet_fast.base.keras_2 import tensorflow_variables
 from imagenet_fast.data.on_device import gather
 from imagenet_fast.optimizers.loss_scale import apply_gradients, scaled_loss
 from imagenet_fast.optimizers.slots import make_slots, state_of, variables_of
-from imagenet_fast.training.step.losses import image_losses
+from imagenet_fast.training.step.losses import Focus, image_losses
 from imagenet_fast.training.step.metric_sums import skipped_sums
 from imagenet_fast.training.step.micro_batches import images_in
 
@@ -76,8 +76,8 @@ class Selection:
         metrics are of the chosen images.
 
         Args:
-          batch: images [batch, height, width, 3], labels int32 [batch] and weights float32 [batch];
-            0 for images that do not count.
+          batch: images [batch, height, width, 3], labels int32 [batch, ...] and weights float32
+            [batch]; 0 for images that do not count.
           network_losses: takes images and labels and returns the network's losses in training mode,
             float32 [batch].
           iterations: weight updates of the run so far.
@@ -108,6 +108,7 @@ class Proxy:
       every: steps between its updates.
       loss: of an image, see ``image_losses``.
       label_smoothing: of its loss.
+      focus: likewise.
 
     Attributes:
       network: see above.
@@ -122,12 +123,14 @@ class Proxy:
         every: int = 1,
         loss: str = "cross_entropy",
         label_smoothing: float = 0.0,
+        focus: Focus | None = None,
     ) -> None:
         self.network = network
         self.optimizer = optimizer
         self._every = every
         self._loss = loss
         self._label_smoothing = label_smoothing
+        self._focus = focus
 
     def losses(
         self,
@@ -157,7 +160,13 @@ class Proxy:
 
     def _losses(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         logits = self.network(images, training=True)
-        return image_losses(logits, labels, loss=self._loss, label_smoothing=self._label_smoothing)
+        return image_losses(
+            logits,
+            labels,
+            loss=self._loss,
+            label_smoothing=self._label_smoothing,
+            focus=self._focus,
+        )
 
     def _train(
         self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, fraction: float

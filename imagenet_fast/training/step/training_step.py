@@ -27,7 +27,7 @@ from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.programs import sum_of
 from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
 from imagenet_fast.training.step.error_analysis import Predictions
-from imagenet_fast.training.step.losses import class_probabilities, image_losses
+from imagenet_fast.training.step.losses import Focus, class_probabilities, image_losses
 from imagenet_fast.training.step.metric_sums import (
     NAMES,
     Metric,
@@ -37,6 +37,7 @@ from imagenet_fast.training.step.metric_sums import (
 from imagenet_fast.training.step.micro_batches import micro_batches
 from imagenet_fast.training.step.mix import Mixer
 from imagenet_fast.training.step.replicated_model import ReplicatedModel
+from imagenet_fast.training.step.scores import Scores
 from imagenet_fast.training.step.selection import Selection
 from imagenet_fast.training.step.views import logits_over_views
 
@@ -64,6 +65,7 @@ class TrainingStep(ReplicatedModel):
       outputs: its logits, float32 [batch, classes].
       loss: of an image, see ``image_losses``.
       label_smoothing: probability spread evenly over all classes.
+      focus: of focal and asymmetric losses.
       selection: chooses the images to train on, before they are mixed; None: all. Training metrics
         are of these images.
       mixer: mixup and cutmix of the images of each training micro-batch; None: neither.
@@ -96,6 +98,7 @@ class TrainingStep(ReplicatedModel):
         *,
         loss: str = "cross_entropy",
         label_smoothing: float = 0.0,
+        focus: Focus | None = None,
         selection: Selection | None = None,
         mixer: Mixer | None = None,
         views: str = "none",
@@ -110,6 +113,7 @@ class TrainingStep(ReplicatedModel):
         # Keras' ``loss`` is that of ``compile``.
         self.image_loss = loss
         self.label_smoothing = label_smoothing
+        self.focus = focus
         self.selection = selection or Selection()
         self.mixer = mixer
         self.views = views
@@ -176,7 +180,7 @@ class TrainingStep(ReplicatedModel):
         return self._metrics_told()
 
     def test_step(
-        self, data: Any, predictions: Predictions | None = None
+        self, data: Any, predictions: Predictions | Scores | None = None
     ) -> Mapping[str, tf.Tensor]:
         """Adds one batch to the metrics, over all replicas.
 
@@ -227,14 +231,13 @@ class TrainingStep(ReplicatedModel):
         """
         images, labels, weights = self._stored_batch(data, split)
         if self.class_numbers is not None:
-            numbers = tf.gather(tf.constant(self.class_numbers, tf.int32), tf.maximum(labels, 0))
-            labels = tf.where(labels < 0, labels, numbers)  # negative: padding
+            labels = _renumbered(labels, self.class_numbers, self.output_shape[-1])
         return images, labels, weights
 
     def _stored_batch(self, data: Any, split: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns a :meth:`batch` with the labels of the data."""
         if not _is_step_number(data):
-            return _unpack(data)
+            return _unpack(data, self.image_loss != "cross_entropy")
         images = {"train": self.training_images, "validation": self.validation_images}[split]
         if images is None:
             raise UserError(
@@ -455,7 +458,11 @@ class TrainingStep(ReplicatedModel):
 
     def _image_losses(self, logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         return image_losses(
-            logits, labels, loss=self.image_loss, label_smoothing=self.label_smoothing
+            logits,
+            labels,
+            loss=self.image_loss,
+            label_smoothing=self.label_smoothing,
+            focus=self.focus,
         )
 
     def _training_losses(
@@ -468,6 +475,7 @@ class TrainingStep(ReplicatedModel):
             loss=self.image_loss,
             label_smoothing=self.label_smoothing,
             class_weights=self.class_weights,
+            focus=self.focus,
         )
 
     def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
@@ -486,10 +494,38 @@ def _is_step_number(data: Any) -> bool:
     return isinstance(data, Mapping) and set(data) == {"step"}
 
 
-def _unpack(data: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def _renumbered(labels: tf.Tensor, numbers: Sequence[int], classes: int) -> tf.Tensor:
+    """Returns labels with the model's numbers of classes; negative ones, of padding, stay.
+
+    Args:
+      labels: int32 [batch], or [batch, classes of the data].
+      numbers: the model's number of each class of the data.
+      classes: of the model.
+    """
+    if labels.shape.rank == 1:
+        new = tf.gather(tf.constant(numbers, tf.int32), tf.maximum(labels, 0))
+        return tf.where(labels < 0, labels, new)
+    places = tf.constant(numbers, tf.int32)[:, tf.newaxis]
+    shape = [classes, tf.shape(labels)[0]]
+    new = tf.transpose(tf.scatter_nd(places, tf.transpose(labels), shape))
+    return tf.where(labels[:, :1] < 0, labels[:, :1], new)
+
+
+def _unpack(data: Any, multi_label: bool) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns a batch's images, labels and weights.
+
+    Args:
+      data: from Keras.
+      multi_label: whether labels may be [batch, classes].
+    """
     images, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
-    labels = _per_image("labels are class numbers", labels)
-    weights = tf.ones_like(labels) if weights is None else _per_image("weights are", weights)
+    labels = tf.convert_to_tensor(labels)
+    if not multi_label or labels.shape.rank != 2 or labels.shape[1] == 1:
+        labels = _per_image("labels are class numbers", labels)
+    if weights is None:
+        weights = tf.ones(tf.shape(labels)[:1])
+    else:
+        weights = _per_image("weights are", weights)
     return images, tf.cast(labels, tf.int32), tf.cast(weights, tf.float32)
 
 

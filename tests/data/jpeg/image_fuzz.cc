@@ -72,7 +72,7 @@ struct Fuzzer {
 
   void Damage(Record* record) {
     example::Example read;
-    if (OneIn(3) || !example::Read(record->data(), record->size(), true, &read)) {
+    if (OneIn(3) || !example::Read(record->data(), record->size(), true, true, &read)) {
       Damage(record->data(), record->size(), 100);  // the layout
       if (OneIn(3)) record->resize(Draw(record->size()));
       return;
@@ -116,7 +116,7 @@ struct Fuzzer {
       copies[i].reset(new uint8_t[record.size()]);
       std::copy(record.begin(), record.end(), copies[i].get());
       flipped[i] = OneIn(2);
-      usual[i] = example::Read(copies[i].get(), record.size(), OneIn(2) || damaged[i], &read[i]);
+      usual[i] = example::Read(copies[i].get(), record.size(), true, OneIn(2) || damaged[i], &read[i]);
       if (usual[i]) {
         boxes[i] = DrawBox(read[i]);
       } else {

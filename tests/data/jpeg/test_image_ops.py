@@ -190,12 +190,13 @@ def record(file=GOOD, **fields):
     return encode_example(file, **{**values, "channels": 3, **fields})
 
 
-def read(records, with_index=True, from_headers=False, max_pixels=10**6):
+def read(records, with_index=True, from_headers=False, max_pixels=10**6, with_label=True):
     return read_examples(
         tf.constant(records),
         with_index=with_index,
         from_headers=from_headers,
         max_pixels=max_pixels,
+        with_label=with_label,
     )
 
 
@@ -214,6 +215,16 @@ def test_examples_are_read_in_place():
     ]
     assert found == [[GOOD, b""], [GOOD, b"index"]]
     assert not read(records, with_index=False).places.numpy()[:, 2:].any()
+
+
+def test_records_of_any_number_of_labels():
+    records = [record(label=own) for own in ((), (3,), (300, 5, -1))]
+    examples = read(records, with_label=False)
+    for one, (begin, size, *_) in zip(records, examples.places.numpy()):
+        assert one[begin : begin + size] == GOOD
+    for other in (records[0], records[2]):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="no usual layout"):
+            read([other])
 
 
 def test_fields_may_have_any_order_and_packing():

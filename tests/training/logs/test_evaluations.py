@@ -78,3 +78,23 @@ def test_a_state_without_a_best_evaluation_does_not_stop():
     state = {"validation": {}, "best": {}, "evaluations_since_best": 5}
     evaluations = Evaluations.from_state(state)
     assert evaluations.reason_to_stop(Config(early_stopping=3)) == ""
+
+
+def test_another_metric_is_compared():
+    """Mean average precision if there is one; a loss that falls is better."""
+    rows = [
+        {"kind": "validation", "step": step, "map": value, "loss": loss, "f1_micro": 0.1}
+        for step, value, loss in ((1, 0.4, 0.5), (2, 0.6, 0.7), (3, 0.5, 0.3))
+    ]
+    assert Evaluations.of_rows(rows).best["step"] == 2
+    assert Evaluations.of_rows(rows, "loss").best["step"] == 3
+    assert Evaluations.of_rows(rows, "f1_micro").best["step"] == 1
+    assert Evaluations.of_rows(rows, "top1").best == {}
+    evaluations = Evaluations.from_state(Evaluations.of_rows(rows).state())
+    assert evaluations.since_best == 1
+    reason = evaluations.reason_to_stop(Config(early_stopping=1))
+    assert reason == "by early_stopping=1: the best mAP, 60.00%, is that of step 2"
+    assert not evaluations.reason_to_stop(Config(stop_at_accuracy=0.55))
+    assert evaluations.reason_to_stop(Config(stop_at_accuracy=0.45))
+    assert evaluations.reason_to_stop(Config(stop_at_accuracy=0.35, best_metric="loss"))
+    assert not evaluations.reason_to_stop(Config(stop_at_accuracy=0.25, best_metric="loss"))

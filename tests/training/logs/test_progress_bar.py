@@ -70,3 +70,17 @@ def test_a_first_step_without_a_time(capsys, monkeypatch):
 def test_top5_of_few_classes_is_left_out(capsys, classes, shown):
     show([(0, evaluated(20))], classes=classes)
     assert ("top-5" in capsys.readouterr().err) == shown
+
+
+def test_evaluations_of_several_labels(capsys):
+    bar = ProgressBar(0, 10, batch_size=8, devices=1, classes=4)
+    bar.write({**EVALUATED, "map": 0.8125, "f1_micro": 0.75, "f1_macro": 0.5, "epoch": 2})
+    bar.write({**TRAINED, "step": 10, "epoch": 2.0, "top1": 0.1})
+    row = {name: value for name, value in TRAINED.items() if name != "top1"}
+    bar.write({**row, "step": 10, "epoch": 2.0})
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first == (
+        "epoch 2: validation mAP 81.25%, micro F1 75.00%, macro F1 50.00%, loss 0.2500 on 359 "
+        "images"
+    )
+    assert "top-1" not in last and "loss 0.5000, 800 images/s" in last

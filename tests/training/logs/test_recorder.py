@@ -83,6 +83,7 @@ def run(
         clock = Clock(time)
         settings = types.SimpleNamespace(
             config=Config(batch_size=BATCH, **options),
+            info=types.SimpleNamespace(multi_label=False),
             steps_per_epoch=10,
             examples={"validation": validated}.get,
         )

@@ -7,12 +7,13 @@ import tensorflow as tf
 from model_weights import assert_close, weights_of
 from small_config import SMALL
 
-from imagenet_fast import build_model, models
+from imagenet_fast import Config, build_model, models
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.models import network_of
 from imagenet_fast.serving.module import serving_module
 from imagenet_fast.training.step.classifier import Classifier
 from imagenet_fast.training.step.error_analysis import _worst_of_batch
-from imagenet_fast.training.step.losses import class_probabilities, image_losses
+from imagenet_fast.training.step.losses import Focus, class_probabilities, image_losses
 
 BINARY = "binary_cross_entropy"
 CLASSES = 7
@@ -148,3 +149,109 @@ def test_the_worst_mistakes_have_the_highest_losses():
             row[2:], [own, probabilities[image].max(), losses[image]], rtol=1e-5
         )
     assert facts[2, -1] == -np.inf
+
+
+# --- Several labels, focal and asymmetric losses
+
+
+HOT = np.random.default_rng(3).integers(0, 2, (8, CLASSES))
+LOGITS = np.random.default_rng(4).normal(size=(8, CLASSES)).astype("float32") * 3
+
+
+def test_multi_hot_labels_against_keras():
+    """Keras takes the mean over the classes."""
+    keras_loss = keras.losses.BinaryCrossentropy(
+        from_logits=True, label_smoothing=0.1, reduction="none"
+    )
+    losses = image_losses(LOGITS, HOT, loss=BINARY, label_smoothing=0.1)
+    np.testing.assert_allclose(losses, CLASSES * keras_loss(HOT, LOGITS), rtol=1e-5)
+
+
+@pytest.mark.parametrize("labels", [HOT, LABELS])
+def test_focal_loss_against_keras(labels):
+    hot = labels if labels.ndim == 2 else np.eye(CLASSES)[labels]
+    keras_loss = keras.losses.BinaryFocalCrossentropy(
+        apply_class_balancing=True, alpha=0.3, gamma=1.5, from_logits=True, reduction="none"
+    )
+    focus = Focus.of(Config(loss="focal", focal_gamma=1.5, focal_alpha=0.3))
+    losses = image_losses(LOGITS, labels, loss="focal", focus=focus)
+    np.testing.assert_allclose(losses, CLASSES * keras_loss(hot, LOGITS), rtol=1e-5)
+
+
+def test_asymmetric_loss_against_its_formula():
+    """Equations 4 to 7 of Ridnik et al. 2021."""
+    p = sigmoid(LOGITS)
+    shifted = np.maximum(p - 0.05, 0)
+    positive = (1 - p) ** 1.0 * np.log(p)
+    negative = shifted**4.0 * np.log(1 - shifted)
+    expected = -(HOT * positive + (1 - HOT) * negative).sum(1)
+    focus = Focus.of(Config(loss="asymmetric", positive_gamma=1.0))
+    np.testing.assert_allclose(
+        image_losses(LOGITS, HOT, loss="asymmetric", focus=focus), expected, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("loss", ["focal", "asymmetric"])
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+def test_gradients_are_finite_where_probabilities_are_0_or_1(loss, gamma):
+    names = ("focal_gamma",) if loss == "focal" else ("positive_gamma", "negative_gamma")
+    focus = Focus.of(Config(loss=loss, **dict.fromkeys(names, gamma)))
+    logits = tf.Variable([[-1000.0, 1000.0, -20.0, 20.0, -2.9444, 0.0, 88.0]])
+    with tf.GradientTape() as tape:
+        losses = image_losses(logits, HOT[:1], loss=loss, focus=focus)
+    assert np.isfinite(losses).all() and np.isfinite(tape.gradient(losses, logits)).all()
+
+
+def test_focus_of_zero_is_binary_cross_entropy():
+    focus = Focus.of(Config(loss="asymmetric", negative_gamma=0.0, probability_margin=0.0))
+    losses = image_losses(LOGITS, HOT, loss="asymmetric", focus=focus)
+    np.testing.assert_allclose(losses, image_losses(LOGITS, HOT, loss=BINARY), rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss", [BINARY, "focal", "asymmetric"])
+def test_the_loss_of_mixed_labels_is_that_of_the_mixed_target(loss):
+    """Of convex combinations of multi-hot labels, smoothed, with weights of classes."""
+    focus, weights = Focus.of(Config(loss=loss)), np.linspace(0.5, 2, CLASSES)
+    partners = HOT[::-1].copy()
+    losses = image_losses(
+        LOGITS,
+        HOT,
+        partners,
+        FRACTIONS,
+        loss=loss,
+        focus=focus,
+        label_smoothing=0.1,
+        class_weights=weights,
+    )
+    target = FRACTIONS[:, None] * HOT + (1 - FRACTIONS[:, None]) * partners
+    target = 0.9 * target + 0.05
+    p = sigmoid(LOGITS)
+    q = np.maximum(p - focus.margin, 0)
+    positive = focus.positive_weight * (1 - p) ** focus.positive_gamma * np.log(p) * weights
+    negative = focus.negative_weight * q**focus.negative_gamma * np.log(1 - q)
+    expected = -(target * positive + (1 - target) * negative).sum(1)
+    np.testing.assert_allclose(losses, expected, rtol=2e-5)
+
+
+def test_padding_of_several_labels_counts_as_no_class():
+    losses = image_losses(LOGITS[:1], -np.ones([1, CLASSES], "int32"), loss=BINARY)
+    np.testing.assert_allclose(losses, reference(LOGITS[:1], np.zeros([1, CLASSES])), rtol=1e-5)
+
+
+def test_cross_entropy_of_several_labels_is_refused():
+    with pytest.raises(UserError, match="give --loss=binary_cross_entropy, focal or asymmetric"):
+        image_losses(LOGITS, HOT)
+
+
+def test_fit_takes_multi_hot_labels():
+    """And top-1 is whether the best class is one of the image's."""
+    model = build_model(SMALL.replace(loss=BINARY))
+    random = np.random.default_rng(0)
+    size, classes = SMALL.image_size, model.output_shape[-1]
+    images = random.integers(0, 255, (8, size, size, 3)).astype("uint8")
+    labels = random.integers(0, 2, (8, classes))
+    model.fit(images, labels, batch_size=4, epochs=1, steps_per_epoch=2, verbose=0)
+    best = model.predict(images, verbose=0).argmax(1)
+    metrics = model.evaluate(images, labels, verbose=0, return_dict=True)
+    assert metrics["top1"] == pytest.approx(labels[np.arange(8), best].mean())
+    assert metrics["examples"] == 8

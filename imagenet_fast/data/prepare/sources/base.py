@@ -11,6 +11,7 @@ import numpy as np
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data import images
+from imagenet_fast.data.examples import Label
 
 # Labels above this are assumed not to be class indices, and lists above it not of classes.
 MAX_CLASSES = 1_000_000
@@ -22,12 +23,12 @@ class Item(NamedTuple):
     Attributes:
       image: an image file as bytes, or raw uint8 pixels of shape (height, width) for greyscale or
         (height, width, 3) for RGB; or why it cannot be used.
-      label: index of the class.
+      label: index of the class; of multi-label data those of all its classes, each once.
       filename: its name in the source, for display.
     """
 
     image: bytes | np.ndarray | images.BadImageError
-    label: int
+    label: Label
     filename: str
 
 
@@ -43,7 +44,7 @@ class ListedFile(NamedTuple):
     """
 
     file: str
-    label: int
+    label: Label
     size: int
     copy: int = 0
     group: str = ""
@@ -63,11 +64,13 @@ class Source(abc.ABC):
       splits: number of images of each split.
       warnings: problems that do not prevent preparation.
       pad_to: height and width to which the source has padded its images with zeros; 0: none.
+      multi_label: whether an image has any number of labels, also none.
       in_bucket: whether it is read by TensorFlow's client, which a forked process cannot use.
       opening: gives the same source in another process; picklable. None: nothing does.
     """
 
     pad_to = 0
+    multi_label = False
     in_bucket = False
     opening: Callable[[], Source] | None = None
 
@@ -102,6 +105,7 @@ class Source(abc.ABC):
             "classes": len(self.labels),
             "images": self.splits,
             "fingerprint": self._fingerprint,
+            **({"multi_label": True} if self.multi_label else {}),
         }
 
     def list_files(self) -> dict[str, list[ListedFile]] | None:

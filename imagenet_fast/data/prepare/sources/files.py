@@ -8,8 +8,8 @@ import os
 import re
 import stat
 import unicodedata
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import Path, is_local
+from imagenet_fast.data.examples import Label, classes_of
 from imagenet_fast.data.images import BadImageError
 from imagenet_fast.data.prepare.sources.base import Item, ListedFile, Source, printable
 from imagenet_fast.data.prepare.sources.holdout import hold_out
@@ -31,8 +32,10 @@ MAX_IMAGE = 2**28
 
 # How programs write that a value is missing.
 _MISSING = ("na", "n/a", "#n/a", "nan", "null")
-# A label that is a measurement.
-_FRACTION = re.compile(r"[-+]?\d*[.]\d+(e[-+]?\d+)?", re.IGNORECASE)
+# A label that may be a measurement.
+_NUMBER = re.compile(r"[-+]?(\d{1,100}|\d*[.]\d+)(e[-+]?\d{1,2})?", re.IGNORECASE)
+# Between the names of several classes in one label.
+_SEPARATORS = re.compile("[,;|]")
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
@@ -78,9 +81,13 @@ class FileSource(Source):
             for image in members:
                 # Not the content, which takes long to read, nor the time, which copying changes.
                 text = f"{split}\0{image.file}\0{image.size}\n"
+                if not isinstance(image.label, int):  # labels are often edited, names rarely
+                    text += f"{image.label}\n"
                 digest.update(text.encode(errors="surrogateescape"))
         sizes = {split: len(members) for split, members in files.items()}
         super().__init__(kind, name, labels, sizes, digest.hexdigest(), warnings=warnings)
+        labelled = (image.label for members in files.values() for image in members)
+        self.multi_label = not all(isinstance(label, int) for label in labelled)
         self._root = root
         self.in_bucket = not is_local(root)
         self._files = dict(files)
@@ -146,7 +153,7 @@ def file_source(
     grouped = any(image.group for image in files["train"])
     warnings += warnings_of_validation(
         labels,
-        {image.label for image in files["validation"]},
+        classes_of_all(image.label for image in files["validation"]),
         place,
         holdout if held_out else None,
         "group" if grouped else "of so few images",
@@ -160,7 +167,7 @@ def _hold_out_files(files: Files, holdout: float, seed: int) -> dict[str, list[L
     train, others = files["train"], {k: v for k, v in files.items() if k != "train"}
     first = [image for image in train if not image.copy]
     groups = np.array([image.group for image in first]) if any(i.group for i in first) else None
-    out = hold_out(np.array([image.label for image in first]), holdout, seed, groups)
+    out = hold_out(_as_array([image.label for image in first]), holdout, seed, groups)
     held_out = {image.file for image, is_out in zip(first, out) if is_out}
     chosen = [image.file in held_out for image in train]
     return {
@@ -168,6 +175,16 @@ def _hold_out_files(files: Files, holdout: float, seed: int) -> dict[str, list[L
         "validation": [image for image, out in zip(train, chosen) if out],
         **others,
     }
+
+
+def classes_of_all(labels: Iterable[Label]) -> set[int]:
+    """Returns all classes that images have."""
+    return {own for label in labels for own in classes_of(label)}
+
+
+def _as_array(labels: list[Label]) -> np.ndarray | list[Label]:
+    """Returns labels of one class each as an array."""
+    return np.array(labels) if all(isinstance(label, int) for label in labels) else labels
 
 
 def warnings_of_names(labels: tuple[str, ...]) -> tuple[str, ...]:
@@ -182,22 +199,32 @@ def warnings_of_names(labels: tuple[str, ...]) -> tuple[str, ...]:
 
 def _warnings_of_several(labels: tuple[str, ...]) -> tuple[str, ...]:
     single = {label.strip() for label in labels}
-    several = [
-        repr(label)
+    parts_of = {
+        label: [part.strip() for part in parts]
         for label in labels
-        if len(parts := re.split("[,;|]", label)) > 1
-        and all(parts)
-        and single & {part.strip() for part in parts}
+        if len(parts := _SEPARATORS.split(label)) > 1 and all(parts)
+    }
+    counts = Counter(part for parts in parts_of.values() for part in set(parts))
+    several = [label for label, parts in parts_of.items() if single & set(parts)]
+    sharing = [
+        label for label, parts in parts_of.items() if any(counts[part] > 1 for part in parts)
     ]
+    if 2 * len(sharing) >= len(labels) > 1:
+        several = [label for label in parts_of if label in {*several, *sharing}]
     if several:
+        separator = Counter(_SEPARATORS.findall("".join(several))).most_common(1)[0][0]
         return (
-            f"{counted(len(several), 'label')} of several classes, such as {first_names(several)}: "
-            "each is a class of its own, because an image has one class here",
+            f"{counted(len(several), 'label')} of several classes, such as "
+            f"{first_names([repr(label) for label in several])}: each is a class of its own here; "
+            f"for several classes an image, give --label_separator='{separator}' with "
+            "--source=list or huggingface",
         )
-    if len(labels) > 1 and all(_FRACTION.fullmatch(label) for label in labels):
+    numbers = [label for label in labels if _NUMBER.fullmatch(label)]
+    fractions = [label for label in numbers if not float(label).is_integer()]
+    if len(labels) > 1 and len(numbers) == len(labels) and fractions:
         return (
-            f"the labels are numbers such as {labels[0]}: each is a class of its own, because "
-            "networks here learn classes, not measurements",
+            f"the labels are numbers such as {fractions[0]}: each is a class of its own, because "
+            "networks here learn classes, not measurements: make classes of ranges of them",
         )
     return ()
 
@@ -276,7 +303,9 @@ def _warnings_of_copies(root: Path, labels: tuple[str, ...], files: Files) -> tu
     if not copies:
         return ()
     images = counted(len(copies), "image")
-    return (f"{images} in more than one class: {first_names(copies)}",)
+    several = any(not isinstance(image.label, int) for same in files.values() for image in same)
+    what = "with other labels" if several else "in more than one class"
+    return (f"{images} {what}: {first_names(copies)}",)
 
 
 def _content(path: Path) -> bytes:

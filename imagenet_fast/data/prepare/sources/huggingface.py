@@ -9,17 +9,19 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 
 from imagenet_fast.base.errors import UserError, first_line, how_to_install, nearest
+from imagenet_fast.data.examples import Label
 from imagenet_fast.data.images import BadImageError
 from imagenet_fast.data.prepare.sources.base import MAX_CLASSES, Item, Source, printable
 from imagenet_fast.data.prepare.sources.files import (
     IMAGE_SUFFIXES,
     SPLITS,
     checked_size,
+    classes_of_all,
     first_names,
     read_image,
     warnings_of_names,
@@ -33,6 +35,7 @@ from imagenet_fast.data.prepare.sources.huggingface_files import (
 )
 from imagenet_fast.data.prepare.sources.inside import Inside
 from imagenet_fast.data.prepare.sources.memory_limit import limited_memory
+from imagenet_fast.data.prepare.sources.several import SeveralLabels, in_order
 from imagenet_fast.data.prepare.sources.tars import BadTarError, open_tar
 
 _IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp")
@@ -44,6 +47,8 @@ _SHOWN = 100  # characters of a label in a message
 _MEMORY = 3 * 2**28  # bytes to load an empty folder
 
 _Rows = Any  # datasets.Dataset, of an optional library
+# The labels of a split: int64 of one each, or the classes of each row.
+_Numbers = Union[np.ndarray, list[Label]]
 
 
 class HuggingFaceSource(Source):
@@ -54,7 +59,7 @@ class HuggingFaceSource(Source):
         name: str,
         labels: tuple[str, ...],
         rows: Mapping[str, _Rows],
-        numbers: Mapping[str, np.ndarray],
+        numbers: Mapping[str, _Numbers],
         chosen: Mapping[str, tuple[str, np.ndarray]],
         image_columns: Sequence[str],
         inside: Inside | None,
@@ -67,7 +72,7 @@ class HuggingFaceSource(Source):
           name: as ``Source``.
           labels: as ``Source``.
           rows: by original split.
-          numbers: the rows' labels, int64.
+          numbers: the rows' labels.
           chosen: for each split, the original split of its images and their indices.
           image_columns: the columns of the images; a row has its image in the first that has one.
           inside: where files that rows name must be; None: anywhere.
@@ -78,6 +83,7 @@ class HuggingFaceSource(Source):
         super().__init__("huggingface", name, labels, sizes, fingerprint, warnings=warnings)
         self._rows = dict(rows)
         self._numbers = dict(numbers)
+        self.multi_label = not isinstance(numbers["train"], np.ndarray)
         self._chosen = dict(chosen)
         self._image_columns = image_columns
         self._inside = inside
@@ -109,7 +115,7 @@ class HuggingFaceSource(Source):
         except BadImageError as error:
             image = error
         name = printable(Path(file).name) if file else f"{origin}[{place}]"
-        return Item(image, int(self._numbers[origin][place]), name)
+        return Item(image, _label(self._numbers[origin], place), name)
 
     def _read_file(self, file: Path, row: str) -> bytes:
         if self._inside is not None and file not in self._inside:
@@ -128,6 +134,9 @@ def open_huggingface(
     holdout: float = 0.1,
     seed: int = 0,
     allow_outside: bool = False,
+    label_separator: str | None = None,
+    label_columns: str | None = None,
+    allow_unlabelled: bool = False,
 ) -> HuggingFaceSource:
     """Returns a data set of images from a folder that Hugging Face's ``datasets`` can load.
 
@@ -145,16 +154,22 @@ def open_huggingface(
       label_column: column of the labels, which are class labels, integers from 0 or text; by
         default the only column of class labels, else ``label``, ``labels``, ``cls``, ``class`` or
         ``fine_label``.
+        A column of lists gives images several labels.
       holdout: the fraction of each class to hold out if there is no validation split.
       seed: of the choice of held-out images.
       allow_outside: whether rows and the data's card may name files outside of the folder, or links
         to such.
+      label_separator: between the names of several labels in a column of text.
+      label_columns: columns with 0 or 1, each a class, separated by commas; ``*``: all but those of
+        the images.
+      allow_unlabelled: whether an image may have none of several labels.
 
     Raises:
       UserError: ``datasets`` is not installed or cannot load the folder, there is no training
         split, a column is missing or has another type, a row lacks its label, or a file is named
         that is not in the folder.
     """
+    several = SeveralLabels(label_separator, label_columns, allow_unlabelled)
     datasets = _import_datasets()
     if not path.is_dir():
         raise UserError(f"{path}: no such directory")
@@ -169,16 +184,23 @@ def open_huggingface(
             formats = [
                 _column(path, features, datasets.Image, image_column, _IMAGE_COLUMNS, "image")
             ]
-        label_column = _column(
-            path, features, datasets.ClassLabel, label_column, _LABEL_COLUMNS, "label"
-        )
+        if not label_columns:
+            label_column = _column(
+                path, features, datasets.ClassLabel, label_column, _LABEL_COLUMNS, "label"
+            )
         for column in formats:
             rows = {
                 split: _undecoded(datasets, path, split_rows, column)
                 for split, split_rows in rows.items()
             }
-        _check_text_stays_text(path, rows["train"], label_column)
-        labels, numbers, warnings = _labels(datasets, path, rows, label_column)
+        numbers: Mapping[str, _Numbers]
+        if label_columns or label_separator or _is_list(features[str(label_column)]):
+            flags = several.classes(path, list(features), formats)
+            labels, numbers, warnings = _several(path, rows, label_column, flags, several)
+        else:
+            _check_text_stays_text(path, rows["train"], str(label_column))
+            labels, numbers, warnings = _labels(datasets, path, rows, str(label_column))
+            several.check_labelled(path, len(rows["train"]), (), multi_label=False)
     # Of a row that is read, the library decodes all columns, which may name any file or address.
     rows = {split: rows[split].select_columns(formats) for split in numbers}
     chosen = {split: (split, np.arange(len(labels))) for split, labels in numbers.items()}
@@ -188,7 +210,7 @@ def open_huggingface(
         chosen["train"] = "train", np.flatnonzero(~out)
         chosen["validation"] = "train", np.flatnonzero(out)
     origin, places = chosen["validation"]
-    measured = set(numbers[origin][places].tolist())
+    measured = classes_of_all(_label(numbers[origin], place) for place in places.tolist())
     warnings += warnings_of_validation(labels, measured, path, None if has_validation else holdout)
     digest = hashlib.sha256(_files_of(path).encode(errors="surrogateescape"))
     for split, (_, places) in sorted(chosen.items()):
@@ -198,6 +220,11 @@ def open_huggingface(
     return HuggingFaceSource(
         own_name, labels, rows, numbers, chosen, formats, inside, fingerprint, warnings
     )
+
+
+def _label(numbers: _Numbers, place: int) -> Label:
+    label = numbers[place]
+    return label if isinstance(label, tuple) else int(label)
 
 
 def _import_datasets() -> Any:
@@ -409,6 +436,89 @@ def _labels(
             )
         numbered[split] = np.array([numbers[label] for label in labels], np.int64)
     return names, numbered, warnings
+
+
+def _is_list(feature: Any) -> bool:
+    """Returns whether a column has lists of texts, integers or class labels."""
+    return isinstance(feature, list) or getattr(feature, "feature", None) is not None
+
+
+def _class_names_of_list(feature: Any) -> list[str] | None:
+    """Returns the names of the classes in lists of class labels; None: of others."""
+    element = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
+    return getattr(element, "names", None)
+
+
+def _several(
+    path: Path,
+    rows: Mapping[str, _Rows],
+    column: str | None,
+    flags: list[str],
+    several: SeveralLabels,
+) -> tuple[tuple[str, ...], dict[str, list[Label]], tuple[str, ...]]:
+    """Returns the classes, each split's labels, and warnings, of rows with several labels.
+
+    Args:
+      path: the folder, for messages.
+      rows: by split.
+      column: of lists of names or numbers of classes, or of text.
+      flags: columns with 0 or 1 instead; empty: there are none.
+      several: says how labels are written.
+    """
+    named: dict[str, list[tuple[str, ...]]] = {}
+    for split, split_rows in rows.items():
+        columns = flags or [str(column)]
+        lacking = [name for name in columns if name not in split_rows.features]
+        if lacking:
+            raise UserError(f"{path}: the split {split} has no column {lacking[0]!r}")
+        names = _class_names_of_list(split_rows.features[columns[0]])
+        checked = None if names is None else _checked_names(path, names)
+        named[split] = []
+        for row, values in enumerate(zip(*(split_rows[name][:] for name in columns))):
+            place = f"{path}: row {row} of {split}"
+            if flags:
+                labels = several.flagged(place, flags, dict(zip(flags, values)))
+            else:
+                labels = several.names(f"{place}: {column}", _with_names(place, values[0], checked))
+            named[split].append(labels)
+    unlabelled = [split for split, own in named.items() if split != "train" and not any(own)]
+    warnings = tuple(f"the split {split} is ignored: it has no labels" for split in unlabelled)
+    named = {split: own for split, own in named.items() if split not in unlabelled}
+    without = [
+        f"row {row} of {split}"
+        for split, own in named.items()
+        for row, labels in enumerate(own)
+        if not labels
+    ]
+    several.check_labelled(path, sum(map(len, named.values())), without)
+    classes = tuple(
+        flags
+        or _class_names_of_list(rows["train"].features[column])
+        or in_order({name for labels in named["train"] for name in labels})
+    )
+    numbers = {name: number for number, name in enumerate(classes)}
+    numbered: dict[str, list[Label]] = {}
+    for split, own in named.items():
+        wrong = next((name for labels in own for name in labels if name not in numbers), None)
+        if wrong is not None:
+            raise UserError(
+                f"{path}: {split} has the label {wrong!r:.{_SHOWN}}, which train lacks"
+                f"{nearest(wrong, classes)}"
+            )
+        numbered[split] = [tuple(sorted(numbers[name] for name in labels)) for labels in own]
+    if not any(numbered["train"]):
+        raise UserError(f"{path}: no row of train has a label")
+    return classes, numbered, (*warnings, *warnings_of_names(classes))
+
+
+def _with_names(place: str, labels: Any, names: tuple[str, ...] | None) -> Any:
+    """Returns the names of class numbers; without names, the labels themselves."""
+    if names is None or not isinstance(labels, list):
+        return labels
+    wrong = next((n for n in labels if not isinstance(n, int) or not 0 <= n < len(names)), None)
+    if wrong is not None:
+        raise UserError(f"{place} has the label {wrong!r}, which is not in 0..{len(names) - 1}")
+    return [names[number] for number in labels]
 
 
 def _check_text_stays_text(path: Path, rows: _Rows, column: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TextIO
 from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.base.paths import to_local_path
+from imagenet_fast.data.examples import Label
 from imagenet_fast.data.prepare.sources.base import ListedFile, printable
 from imagenet_fast.data.prepare.sources.files import (
     IMAGE_SUFFIXES,
@@ -27,11 +28,10 @@ from imagenet_fast.data.prepare.sources.files import (
     warnings_of_names,
 )
 from imagenet_fast.data.prepare.sources.inside import Inside
+from imagenet_fast.data.prepare.sources.several import SeveralLabels, in_order
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _JSON_LINES = (".jsonl", ".ndjson")
-# Python's int() refuses text of more than some thousand digits.
-_WHOLE_NUMBER = re.compile(r"-?\d{1,100}")
 # Default names of columns; the first that exists is used.
 _IMAGE_COLUMNS = ("image", "file_name", "filename", "file", "path", "image_path", "filepath")
 _LABEL_COLUMNS = ("label", "class", "category", "target", "labels", "class_name")
@@ -53,14 +53,14 @@ class _Row(NamedTuple):
     Attributes:
       number: the line's, from 1.
       file: path of the image, as written.
-      label: the class name.
+      label: the class name; names if an image has several.
       split: ``train``, ``validation`` or ``test``.
       group: of images that must be in one split; empty: none.
     """
 
     number: int
     file: str
-    label: str
+    label: str | tuple[str, ...]
     split: str
     group: str
 
@@ -72,6 +72,9 @@ def open_list(
     label_column: str | None = None,
     split_column: str | None = None,
     group_column: str | None = None,
+    label_separator: str | None = None,
+    label_columns: str | None = None,
+    allow_unlabelled: bool = False,
     image_dir: str | None = None,
     holdout: float = 0.1,
     seed: int = 0,
@@ -86,6 +89,9 @@ def open_list(
     backslashes or another case, of files in several classes, classes without validation images,
     and names of classes that look like the same, like several or like numbers.
 
+    An image has several labels with ``label_separator`` or ``label_columns``, or if labels in JSON
+    Lines are lists. It has those of all lines that list it, and is there once.
+
     Args:
       path: the list, ``.csv``, ``.tsv``, ``.jsonl`` or ``.ndjson``, in UTF-8.
       name: the data set's name; by default the list's.
@@ -97,6 +103,10 @@ def open_list(
         and ``test``; by default ``split``, ``set`` or ``subset``, if there is one.
       group_column: column of what several images are of, such as patients or videos, whose images
         are all in one split; by default each image is held out on its own.
+      label_separator: between the names of several labels in the label column.
+      label_columns: columns with 0 or 1, each a class, separated by commas; ``*``: all columns that
+        are not used otherwise.
+      allow_unlabelled: whether an image may have none of several labels.
       image_dir: the directory of the images, which relative paths start from; by default the
         list's.
       holdout: the fraction of each class to hold out if there are no validation images.
@@ -111,16 +121,30 @@ def open_list(
     """
     path = path.resolve()
     notes: list[str] = []
-    rows = _read(path, image_column, label_column, split_column, group_column, notes)
+    several = SeveralLabels(label_separator, label_columns, allow_unlabelled)
+    rows, class_columns = _read(
+        path, image_column, label_column, split_column, group_column, several, notes
+    )
     root = to_local_path(image_dir, "image_dir").resolve() if image_dir else path.parent
     rows = _with_files(path, root, rows, notes)
     _check_inside(path, root, rows, allow_outside)
-    labels = _classes(path, rows)
+    labels = _classes(path, rows, class_columns)
     _check_groups(path, rows)
     numbers = {label: number for number, label in enumerate(labels)}
     files: dict[str, list[ListedFile]] = {"train": []}
-    for row, copy in _with_copies(path, root, rows, notes):
-        image = ListedFile(row.file, numbers[row.label], size_of(root / row.file), copy, row.group)
+    multi_label = not isinstance(rows[0].label, str)
+    copies = list(
+        _with_all_labels(path, root, rows) if multi_label else _with_copies(path, root, rows, notes)
+    )
+    unlabelled = [f"{printable(row.file)}, line {row.number}" for row, _ in copies if not row.label]
+    several.check_labelled(path, len(copies), unlabelled, multi_label=multi_label)
+    for row, copy in copies:
+        label: Label = (
+            numbers[row.label]
+            if isinstance(row.label, str)
+            else tuple(sorted(numbers[name] for name in row.label))
+        )
+        image = ListedFile(row.file, label, size_of(root / row.file), copy, row.group)
         files.setdefault(row.split, []).append(image)
     files = {split: sorted(images) for split, images in files.items()}
     return file_source(
@@ -142,20 +166,25 @@ def _read(
     label_column: str | None,
     split_column: str | None,
     group_column: str | None,
+    several: SeveralLabels,
     notes: list[str],
-) -> list[_Row]:
-    """Returns the lines of a list; adds notes on how it was read."""
-    rows = []
-    columns: tuple[str, str, str | None, str | None] | None = None
+) -> tuple[list[_Row], list[str]]:
+    """Returns the lines of a list, and its columns with 0 or 1; adds notes on how it was read."""
+    rows: list[_Row] = []
+    flags: list[str] = []
+    columns: tuple[str, str | None, str | None, str | None] | None = None
     usual = (*_IMAGE_COLUMNS, *_LABEL_COLUMNS, *_SPLIT_COLUMNS, *_GROUP_COLUMNS)
-    named = (image_column, label_column, split_column, group_column)
-    given = (name.lower() for name in named if name)
+    named = [image_column, label_column, split_column, group_column]
+    named += (several.columns or "").split(",")
+    given = (name.strip().lower() for name in named if name)
     for number, values in _lines(path, notes, {*usual, *given}):
         if columns is None:
             known = list(values)
             columns = (
                 _column(path, known, image_column, _IMAGE_COLUMNS, "image"),
-                _column(path, known, label_column, _LABEL_COLUMNS, "label"),
+                None
+                if several.columns
+                else _column(path, known, label_column, _LABEL_COLUMNS, "label"),
                 _split_column(path, known, split_column),
                 None if group_column is None else _column(path, known, group_column, (), "group"),
             )
@@ -170,6 +199,7 @@ def _read(
                 raise UserError(
                     f"{path}: the column {columns[0]!r} cannot be that of the images and another"
                 )
+            flags = several.classes(path, known, columns)
         if columns[2] is None and (late := _split_column(path, list(values), None)):
             raise UserError(
                 f"{path}, line {number}: has {late!r}, which the first line lacks: give the split "
@@ -178,12 +208,23 @@ def _read(
         image, label, split, group = (
             None if column is None else values.get(column) for column in columns
         )
-        file, text = _text(path, number, columns[0], image), _text(path, number, columns[1], label)
+        file, place = _text(path, number, columns[0], image), f"{path}, line {number}"
+        text: str | tuple[str, ...]
+        if columns[1] is None:
+            text = several.flagged(place, flags, values)
+        elif several.separator or isinstance(label, list):
+            text = several.names(f"{place}: {columns[1]}", label)
+        else:
+            text = _text(path, number, columns[1], label)
         name = "" if columns[3] is None else _text(path, number, columns[3], group)
         rows.append(_Row(number, file, text, _split(path, number, columns[2], split), name))
     if not rows:
         raise UserError(f"{path}: lists no image")
-    return rows
+    if not all(isinstance(row.label, str) for row in rows):  # of JSON, some or all are lists
+        rows = [
+            row._replace(label=(row.label,)) if isinstance(row.label, str) else row for row in rows
+        ]
+    return rows, flags
 
 
 def _lines(
@@ -356,14 +397,38 @@ def _with_copies(
         )
 
 
-def _classes(path: Path, rows: list[_Row]) -> tuple[str, ...]:
-    """Returns the classes, after checking that ``train`` has all of them."""
-    splits = defaultdict(set)
+def _with_all_labels(path: Path, root: Path, rows: list[_Row]) -> Iterator[tuple[_Row, int]]:
+    """Yields each file once, with the labels of all lines that list it, and 0."""
+    found: dict[Path, _Row] = {}
     for row in rows:
-        splits[row.split].add(row.label)
-    train = splits.pop("train", set())
-    if not train:
+        file = Path(os.path.normpath(root / row.file))
+        other = found.setdefault(file, row)
+        if (other.split, other.group) != (row.split, row.group):
+            raise UserError(
+                f"{path}: {row.file} is in another split or group in line {other.number} than in "
+                f"line {row.number}; keep one of them"
+            )
+        found[file] = other._replace(label=tuple(dict.fromkeys((*other.label, *row.label))))
+    for row in found.values():
+        yield row, 0
+
+
+def _classes(path: Path, rows: list[_Row], columns: list[str]) -> tuple[str, ...]:
+    """Returns the classes, after checking that ``train`` has all of them.
+
+    Args:
+      path: the list.
+      rows: its lines.
+      columns: those that are classes; empty: none are.
+    """
+    splits: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        splits[row.split].update((row.label,) if isinstance(row.label, str) else row.label)
+    if "train" not in splits:
         raise UserError(f"{path}: has no training images")
+    train = splits.pop("train")
+    if not train:
+        raise UserError(f"{path}: no training image has a label")
     for split, labels in splits.items():
         unknown = sorted(labels - train)
         if unknown:
@@ -372,9 +437,7 @@ def _classes(path: Path, rows: list[_Row]) -> tuple[str, ...]:
                 f"images ({first_names([repr(label) for label in unknown])})"
                 f"{nearest(unknown[0], train)}"
             )
-    if all(_WHOLE_NUMBER.fullmatch(label) for label in train):
-        return tuple(sorted(train, key=lambda label: (int(label), label)))
-    return tuple(sorted(train))
+    return tuple(columns) or in_order(train)
 
 
 def _check_groups(path: Path, rows: list[_Row]) -> None:

@@ -52,3 +52,19 @@ def test_no_class_loses_its_last_group():
 
 def test_a_group_that_is_too_large_stays():
     assert not hold_out(np.zeros(100, int), 0.1, 0, np.repeat(["a", "b"], 50)).any()
+
+
+def test_images_of_several_classes():
+    random = np.random.RandomState(0)
+    labels = [tuple(np.flatnonzero(random.rand(5) < 0.3).tolist()) for _ in range(2000)]
+    chosen = hold_out(labels, 0.2, seed=0)
+    hot = np.array([[own in label for own in range(5)] for label in labels])
+    assert hot[chosen].sum(0) / hot.sum(0) == pytest.approx(np.full(5, 0.2), abs=0.02)
+    unlabelled = ~hot.any(1)
+    assert chosen[unlabelled].mean() == pytest.approx(0.2, abs=0.02)
+    assert (hold_out(labels, 0.2, seed=0) == chosen).all()
+    groups = np.arange(2000) // 4
+    grouped = hold_out(labels, 0.2, 0, groups).reshape(500, 4)
+    assert (grouped.all(1) == grouped.any(1)).all() and grouped.mean() == pytest.approx(
+        0.2, abs=0.03
+    )

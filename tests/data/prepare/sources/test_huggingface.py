@@ -509,3 +509,55 @@ def test_no_validation_images_give_a_warning(tmp_path):
     table(range(24)).to_parquet(tmp_path / "all.parquet")
     source = open_source("huggingface", tmp_path, holdout=0)
     assert any("there are no validation images" in text for text in source.warnings)
+
+
+# --- Several labels -------------------------------------------------------------------------------
+
+
+def several(folder, column, kind):
+    features = datasets.Features({"image": datasets.Image(), **kind})
+    rows = {"image": [{"bytes": IMAGES[n], "path": f"{n}.png"} for n in range(6)], **column}
+    folder.mkdir()
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(folder / "train.parquet")
+    return folder
+
+
+TEXTS = [["ant", "cat"], ["bee"], ["cat"], ["ant", "bee", "cat"], ["bee"], ["ant"]]
+SEVERAL = [(0, 2), (1,), (2,), (0, 1, 2), (1,), (0,)]
+FLAGS = {name: [int(name in own) for own in TEXTS] for name in CLASSES}
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "options"),
+    [
+        (
+            {"labels": SEVERAL},
+            {"labels": datasets.Sequence(datasets.ClassLabel(names=CLASSES))},
+            {},
+        ),
+        ({"labels": TEXTS}, {"labels": datasets.Sequence(datasets.Value("string"))}, {}),
+        (
+            {"label": ["|".join(own) for own in TEXTS]},
+            {"label": datasets.Value("string")},
+            {"label_separator": "|"},
+        ),
+        (FLAGS, dict.fromkeys(CLASSES, datasets.Value("int64")), {"label_columns": "*"}),
+    ],
+)
+def test_several_labels(tmp_path, column, kind, options):
+    folder = several(tmp_path / "data", column, kind)
+    source = open_source("huggingface", folder, holdout=0, **options)
+    assert source.multi_label and list(source.labels) == CLASSES
+    assert [item[1] for item in found(source, "train")] == SEVERAL
+
+
+def test_rows_without_labels(tmp_path):
+    kind = {"labels": datasets.Sequence(datasets.Value("string"))}
+    folder = several(tmp_path / "data", {"labels": [[], *TEXTS[1:]]}, kind)
+    with pytest.raises(UserError, match=r"1 of 6 images without a label \(row 0 of train\)"):
+        open_source("huggingface", folder)
+    assert open_source("huggingface", folder, allow_unlabelled=True).multi_label
+    with pytest.raises(UserError, match="has no effect"):
+        kind = {"label": datasets.Value("string")}
+        single = several(tmp_path / "single", {"label": list("aabbaa")}, kind)
+        open_source("huggingface", single, allow_unlabelled=True)
