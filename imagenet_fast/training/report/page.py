@@ -337,12 +337,10 @@ def _mistakes(analysis: ErrorAnalysis | None, labels: Sequence[str]) -> str:
     parts = [
         '<div class="cards">',
         section("Confusion matrix", page_images.confusion_matrix(analysis, labels)),
-        section("Most confused classes", page_images.confused_pairs(analysis, labels)),
-        "</div>",
-        '<div class="cards">',
         calibration,
-        section("Classes", page_images.class_table(analysis, labels)),
         "</div>",
+        section("Most confused classes", page_images.confused_pairs(analysis, labels)),
+        section("Classes", page_images.class_table(analysis, labels)),
     ]
     if len(analysis.images):
         content = page_images.worst_mistakes(analysis, labels)
