@@ -211,7 +211,8 @@ def _set_in_order(
     """
     head = models.head(network)
     last = {id(variable) for variable in head.weights} if head and not with_head else set()
-    variables, values = [], []
+    variables: list[tf.Variable] = []
+    values: list[np.ndarray] = []
     others = itertools.chain(source, itertools.repeat(("nothing", np.zeros(()))))
     for variable, (full_name, value) in zip(filter(_is_floating, network.weights), others):
         if id(variable) in last or (headless and len(values) == len(source)):
