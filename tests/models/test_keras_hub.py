@@ -6,10 +6,13 @@ import shutil
 import keras
 import numpy as np
 import pytest
+from small_config import SMALL
 
+from imagenet_fast import build_model
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.layers import PixelNormalization
+from imagenet_fast.models import network_of
 from imagenet_fast.models.depth import blocks_of, name_of_block
 from imagenet_fast.models.keras_hub import (
     build_preset,
@@ -165,3 +168,16 @@ def test_precision_and_size_are_those_of_the_run(presets):
     assert network.layers[1].compute_dtype == "bfloat16"
     assert network.output.dtype == "float32"
     assert network.input.shape == (None, 64, 64, 3)
+
+
+def test_a_head_of_several_layers_is_new(tmp_path):
+    """A preset's weights end before it."""
+    backbone = keras_hub.models.VGGBackbone(
+        stackwise_num_repeats=[1, 1], stackwise_num_filters=[4, 8], image_shape=(32, 32, 3)
+    )
+    backbone.save_to_preset(str(tmp_path / "vgg"))
+    config = SMALL.replace(model=f"keras_hub:{tmp_path / 'vgg'}", image_size=32, pretrained=True)
+    network = network_of(build_model(config))
+    for own, value in zip(network.weights, backbone.get_weights()):
+        np.testing.assert_array_equal(own, value)
+    assert len(network.weights) > len(backbone.weights) + 2

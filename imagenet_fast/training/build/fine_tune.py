@@ -167,28 +167,36 @@ def _load_of_library(
     config, network = model.config, network_of(model)
     assert config is not None
     if config.pretrained:
-        _set_in_order(network, _named(pretrained_weights(config.model)), config.model)
+        arrays = _named(pretrained_weights(config.model))
+        _set_in_order(network, arrays, config.model, headless=True)
         return f"{config.model}, pretrained", False
     path = to_path(config.initial_weights)
     if not path.exists():
         raise UserError(f"initial_weights: {path} does not exist: give {_SOURCES_OF_LIBRARIES}")
     labels: tuple[str, ...] = ()
+    headless = False
     if (path / PRESET_WEIGHTS).is_file():
-        arrays = _named(preset_weights(path))
+        arrays, headless = _named(preset_weights(path)), True
     elif (path / CONFIG_FILE).is_file():
         arrays, labels = _read_run(_run_in(path), rebuild)
     elif path.suffix == ".keras":
         arrays = _named(load(path).weights)
     elif path.name.endswith(".weights.h5") and config.model.startswith("keras:"):
         arrays = _named(application_weights(config.model.partition(":")[2], path))
+        headless = True
     else:
         raise UserError(f"initial_weights: {path} is not {_SOURCES_OF_LIBRARIES}")
-    _set_in_order(network, arrays, path, with_head=labels == model.labels)
+    _set_in_order(network, arrays, path, headless=headless, with_head=labels == model.labels)
     return str(path), labels == model.labels
 
 
 def _set_in_order(
-    network: keras.Model, source: NamedArrays, name: object, *, with_head: bool = False
+    network: keras.Model,
+    source: NamedArrays,
+    name: object,
+    *,
+    headless: bool = False,
+    with_head: bool = False,
 ) -> None:
     """Sets a network's weights to others in the same order, which may end before the head.
 
@@ -198,14 +206,16 @@ def _set_in_order(
       network: of a library.
       source: weights of the same network, with or without a head of any kind.
       name: of the source, for messages.
+      headless: whether the source is all of the network but its head.
       with_head: whether to set the last layer, too.
     """
     head = models.head(network)
     last = {id(variable) for variable in head.weights} if head and not with_head else set()
-    variables, values = [], []
+    variables: list[tf.Variable] = []
+    values: list[np.ndarray] = []
     others = itertools.chain(source, itertools.repeat(("nothing", np.zeros(()))))
     for variable, (full_name, value) in zip(filter(_is_floating, network.weights), others):
-        if id(variable) in last:
+        if id(variable) in last or (headless and len(values) == len(source)):
             break
         own, shape = name_of(variable), tuple(variable.shape)
         role = _role(own)
