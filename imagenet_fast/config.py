@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from imagenet_fast.base.durations import Duration
@@ -20,7 +21,7 @@ from imagenet_fast.base.outside import MAX_JSON, parse_json, read_bounded
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.data.options import InputOptions
 from imagenet_fast.flagfiles import read_flagfile, resolve
-from imagenet_fast.models.options import ModelOptions
+from imagenet_fast.models.options import ModelOptions, own_image_size
 from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.pipeline_parallel.options import PipelineOptions
 from imagenet_fast.training.options import RunOptions
@@ -72,9 +73,23 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
         files = read_flagfile(cls, path)
         given = {name: value for layer in (*files, changes) for name, value in layer.items()}
         run = run_in(given.get("model_dir", ""))
-        config = cls().replace(**resolve(cls, files, changes, run))
+        config = cls.from_changes(resolve(cls, files, changes, run))
         config.warn_of_unused_warmup(changes)
         return config
+
+    @classmethod
+    def from_changes(cls, changes: Mapping[str, Any]) -> Config:
+        """Returns the defaults with some options changed.
+
+        Args:
+          changes: values by option. Without ``image_size``, images have the size for which a
+            network of Keras Applications was made.
+
+        Raises:
+          UserError: if an option is unknown or its value invalid.
+        """
+        size = own_image_size(str(changes.get("model", "")))
+        return cls().replace(**{**({"image_size": size} if size else {}), **changes})
 
     def to_json(self) -> str:
         """Returns all options as a JSON object, durations as text."""

@@ -85,6 +85,8 @@ OTHER = {
     "proxy_model": "airbench94",
     "proxy_width": 8,
     "initial_weights": "runs/before",
+    "pretrained": True,
+    "normalization": "pixel_mean",
     "freeze_through": "stage2",
     "stem": "small",
     "stride_on_1x1": True,
@@ -105,6 +107,7 @@ OTHER = {
     "seed": 2**32 - 1,
     "duration": Duration(1_281_167, "examples"),
     "optimizer": "lars",
+    "optimizer_arguments": ("beta_1=0.95", "beta_2=0.98"),
     "momentum": 0.0,
     "nesterov": False,
     "weight_decay": 5e-5,
@@ -115,6 +118,7 @@ OTHER = {
     "rate_in_momentum": "no",
     "bias_rate_factor": 64.0,
     "bias_rate_factor_on": "batch_norm",
+    "layer_decay": 0.75,
     "muon_momentum": 0.5,
     "muon_steps": 5,
     "muon_coefficients": (2.0, -1.5, 0.5),
@@ -194,6 +198,7 @@ OTHER = {
 LEFT_OUT = {
     "size_ramp",
     "size_ramp_at",
+    *("pretrained", "normalization", "optimizer_arguments"),
     "trivial_augment",
     "sampling",
     "class_weights",
@@ -281,6 +286,7 @@ def test_help_names_each_choice(field):
 # Options of the network and of pixels that only training reads, or that may differ in evaluation.
 NOT_IN_EVALUATION = {
     *("whitening_images", "proxy_model", "proxy_width", "initial_weights", "freeze_through"),
+    "pretrained",
     *("zero_gamma", "conv_init", "gamma_init", "dropout"),
     *("batch_norm_momentum", "batch_norm_batch_size", "fused_batch_norm"),
     *("eval_image_size", "train_sizes", "train_until", "size_ramp", "size_ramp_at"),
@@ -311,6 +317,15 @@ def test_users_networks_do_not_get_the_options_of_the_packages(name):
     assert getattr(changed.replace(model="mine:build"), name) == getattr(Config(), name)
     with pytest.raises(UserError, match="my_module:build: leave it out"):
         Config(model="my_module:build", **{name: OTHER[name]})
+
+
+def test_networks_of_keras_have_their_image_size_unless_another_is_given():
+    model = "keras:Xception"
+    assert Config.from_changes({"model": model}).image_size == 299
+    assert Config.from_changes({"model": model, "image_size": 224}).image_size == 224
+    assert Config.from_flagfile("digits", model=model).image_size == 32
+    assert Config.from_changes({"model": "resnet50"}).image_size == 224
+    assert Config.from_changes({}) == Config()
 
 
 def test_recipe_of_the_paper_is_the_default():

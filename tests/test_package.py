@@ -60,7 +60,7 @@ def test_suggested_extras_exist(request):
     told = {
         extra
         for text in texts
-        for extra in re.findall(r"""(?:install -e \\?['"]\.\[|how_to_install\(')([\w,]+)""", text)
+        for extra in re.findall(r"""(?:install -e \\?['"]\.\[|how_to_install\(')([\w,-]+)""", text)
     }
     assert {"addons", "digits", "imagenet", "notebooks", "serving", "tune"} <= told
     assert told <= {*setup["options.extras_require"]}

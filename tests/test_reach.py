@@ -22,7 +22,7 @@ NAMES = {
     "library": {"load_op_library", "load_library", "CDLL"},
     "delete": {"unlink", "rmtree", "rmdir", "removedirs", "remove", "CheckpointManager"},
     "connect": {"create_connection", "connect", "urlopen", "urlretrieve"}
-    | {"experimental_connect_to_cluster", "TPUClusterResolver", "distribute"},
+    | {"experimental_connect_to_cluster", "TPUClusterResolver", "distribute", "model_download"},
     "listen": {"bind", "listen", "socket", "Server", "DispatchServer", "WorkerServer"},
     "process": {"Popen", "run", "check_output", "check_call", "call", "system", "popen", "fork"}
     | {"kill", "killpg", "execv", "spawn"},
@@ -119,6 +119,7 @@ KNOWN = {
         ("data/prepare/plan.py", "unlink", 1, "the plan"),
         ("data/records.py", "unlink", 2, "temporary files of the shard that is written"),
         ("doctor/files.py", "rmtree", 1, "a folder that it has just made"),
+        ("serving/answer_files.py", "unlink", 1, "its own temporary file"),
         ("serving/export.py", "rmtree", 1, "its own temporary folder"),
         (
             "training/checkpoints/checkpoint.py",
@@ -130,10 +131,12 @@ KNOWN = {
         ("training/checkpoints/model_dir.py", "unlink", 1, "TensorFlow's list of checkpoints"),
         ("training/compile_cache.py", "rmtree", 1, "private folders of dead processes"),
         ("training/compile_cache.py", "unlink", 3, "files in folders of its name, and its probe"),
+        ("training/report/predictions_file.py", "unlink", 1, "its own temporary file"),
         ("training/report/saved_images.py", "unlink", 1, "the error analysis"),
     ],
     "connect": [
         ("base/addresses.py", "create_connection", 1, "to try addresses of the command line"),
+        ("models/keras_hub.py", "model_download", 1, "a preset in KerasHub's list; pretrained"),
         ("data/service.py", "distribute", 1, "input_servers, not in files of runs"),
         ("distribute/strategy.py", "TPUClusterResolver", 1, "tpu, not in files of runs"),
         ("distribute/strategy.py", "experimental_connect_to_cluster", 1, "as the one before"),

@@ -62,6 +62,9 @@ class _Optimizer(keras.optimizers.Optimizer):
 Optimizer: Any = _Optimizer if KERAS_2 else keras.optimizers.Optimizer
 # Of symbolic calls of networks, which Keras 2 would then not train.
 NOT_TRAINING: dict[str, Any] = {} if KERAS_2 else {"training": False}
+# With which a network that has such a call in it is not trained either, and ``fit`` traces a step
+# for the shapes of its first batch.
+KERAS_3_16 = tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 16)
 new_variable = getattr(keras, "Variable", tf.Variable)
 
 

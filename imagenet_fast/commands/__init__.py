@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import shlex
 import sys
 from collections.abc import Sequence
@@ -74,7 +75,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _failed(name: str, reason: str) -> int:
-    """Prints an error and returns the exit status."""
+    """Prints an error, as the last line, and returns the exit status."""
+    # Otherwise TensorFlow would warn of what the error has left, such as half a checkpoint.
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
     # It may quote a file of others.
     more = " ..." if len(reason) > _LONGEST_REASON else ""
     print(f"imagenet-fast {name}: error: {reason[:_LONGEST_REASON]}{more}", file=sys.stderr)

@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
         raise UserError("find_batch and run_on_cpu exclude each other: drop one of them")
     if flags["run_on_cpu"] < 0:
         raise UserError(f"run_on_cpu is {flags['run_on_cpu']}, but must not be negative")
-    config = Config().replace(**flags.changes())
+    config = Config.from_changes(flags.changes())
     if flags["output_dir"]:
         check_results(flags["output_dir"])
     if not config.data_dir and not config.num_classes:

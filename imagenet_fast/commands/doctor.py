@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     flags.parse(arguments)
     if flags["timeout"] <= 0:
         raise UserError(f"timeout is {flags['timeout']:g}, but must be positive")
-    config = Config().replace(**flags.changes())
+    config = Config.from_changes(flags.changes())
 
     from imagenet_fast.doctor.report import line, summary, write
 

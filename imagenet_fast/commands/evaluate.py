@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 from imagenet_fast.base.errors import UserError, nearest, require_choice
 from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.config import Config
 from imagenet_fast.distribute.quiet import import_tensorflow
 from imagenet_fast.training.checkpoints.config_file import config_of_run
 from imagenet_fast.training.options import (
@@ -39,7 +41,7 @@ _OPTIONS = (
     "pipeline_balance",
 )
 
-_SPLITS = ("validation", "test")
+_SPLITS = ("validation", "test", "train")
 # In the table on the terminal.
 _MAX_CLASSES = 30
 _NAME_WIDTH = 32
@@ -49,18 +51,43 @@ def main(arguments: list[str]) -> int:
     """Evaluates a checkpoint of a run and prints a table or JSON."""
     flags = CommandFlags("evaluate", _OPTIONS, of_run=True)
     flags.define("checkpoint", "last", CHECKPOINT_HELP)
-    flags.define("split", "validation", "images to evaluate on: validation or test")
+    flags.define("split", "validation", "images to evaluate on: validation, test, or train")
     flags.define(
         "per_class",
         False,
         "also print recall (the accuracy of a class), precision and F1 of the classes, lowest "
         f"recall first; at most {_MAX_CLASSES}, but all in JSON",
     )
+    flags.define(
+        "predictions",
+        "",
+        "new file, .csv or .parquet, for each image's name, label, five best classes with their "
+        "probabilities, and loss",
+    )
+    flags.define(
+        "fit_temperature",
+        False,
+        "also find the temperature by which to divide logits for the smallest cross-entropy (Guo "
+        "et al. 2017), and what it would change; evaluates twice",
+    )
+    flags.define(
+        "class_map",
+        "",
+        "of a test set with other names of classes, or some of the classes, which then compete "
+        "among themselves: JSON or CSV file from its names to the run's, or to their numbers; or "
+        "same, if they are the run's names or numbers",
+    )
+    flags.define(
+        "right_labels",
+        "",
+        "JSON file with the numbers of each image's right classes, any of which counts, as of "
+        "ReaL: a list of lists in the order of file names, or an object by file name",
+    )
     flags.define("json", False, "print JSON")
     flags.parse(arguments)
     if flags["split"] not in _SPLITS:
         raise UserError(
-            f"split is {flags['split']!r}, but must be validation or test"
+            f"split is {flags['split']!r}, but must be validation, test or train"
             f"{nearest(flags['split'], _SPLITS)}"
         )
     require_choice("checkpoint", flags["checkpoint"], CHECKPOINT_CHOICES)
@@ -73,6 +100,33 @@ def main(arguments: list[str]) -> int:
     from imagenet_fast.training.checkpoints.model_dir import read_labels
     from imagenet_fast.training.evaluate import evaluate
 
+    config = config_here(flags)
+    names = ("per_class", "checkpoint", "predictions", "fit_temperature", "class_map")
+    result = evaluate(
+        config, flags["split"], **{name: flags[name] for name in (*names, "right_labels")}
+    )
+    if not is_chief(make_strategy(config)):
+        return 0
+    if flags["json"]:
+        print(json.dumps(result))
+        return 0
+    print(f"checkpoint  {result['checkpoint']}")
+    classes = len(read_labels(config.model_dir))
+    if "competing" in result:
+        print(f"classes     {result['competing']} of {classes} compete")
+    for line in _lines(result, result.get("competing", classes)):
+        print(line)
+    if flags["per_class"]:
+        print(f"\n{_table(result['classes'])}")
+    return 0
+
+
+def config_here(flags: CommandFlags) -> Config:
+    """Returns the configuration of the run in ``--model_dir``, to evaluate it on this machine.
+
+    Raises:
+      UserError: if there is no such run, or its data is not here.
+    """
     # Evaluation does not use the first two, which may contradict flags; and it may run on another
     # machine than training did.
     here = {"loss_scale": 0.0, "xla": False, "strategy": "auto", "gpus": "", "logical_cpus": 0}
@@ -82,34 +136,7 @@ def main(arguments: list[str]) -> int:
     config = config_of_run(flags["model_dir"], {**here, **flags.changes()})
     if "data_dir" not in flags.changes() and config.data_dir:
         _check_data_of_run(config.data_dir)
-    result = evaluate(
-        config, flags["split"], per_class=flags["per_class"], checkpoint=flags["checkpoint"]
-    )
-    if not is_chief(make_strategy(config)):
-        return 0
-    if flags["json"]:
-        print(json.dumps(result))
-        return 0
-    print(f"checkpoint  {result['checkpoint']}")
-    for name in _metrics(result, len(read_labels(config.model_dir))):
-        print(f"{METRICS[name]:12}{result[name]:.2%}")
-    if "thresholds_f1_micro" in result:
-        micro, macro = (result[f"thresholds_f1_{kind}"] for kind in ("micro", "macro"))
-        print(f"with the run's thresholds: micro F1 {micro:.2%}, macro F1 {macro:.2%}")
-    print(f"loss        {result['loss']:.4f}")
-    print(f"images      {result['examples']}")
-    if result["skipped"]:
-        print(f"unreadable  {result['skipped']}")
-    if flags["per_class"]:
-        print(f"\n{_table(result['classes'])}")
-    return 0
-
-
-def _metrics(result: dict[str, Any], classes: int) -> tuple[str, ...]:
-    """Returns the names of what is shown of an evaluation, besides its loss."""
-    if "map" in result:
-        return MULTI_LABEL_METRICS
-    return ("top1", "top5") if classes > 5 else ("top1",)  # otherwise top-5 is 100%
+    return config
 
 
 def _check_data_of_run(data_dir: str) -> None:
@@ -124,8 +151,44 @@ def _check_data_of_run(data_dir: str) -> None:
     )
 
 
+def _lines(result: dict[str, Any], classes: int) -> Iterator[str]:
+    """Yields the metrics of an evaluation, each with its name."""
+    from imagenet_fast.training.report import formats
+
+    def accuracy(name: str) -> str:
+        bounds = formats.interval(result[f"{name}_interval"])
+        return f"{result[name]:.2%}  95% interval {bounds}"
+
+    if "map" in result:
+        for name in MULTI_LABEL_METRICS:
+            yield f"{METRICS[name]:12}{result[name]:.2%}"
+        if "thresholds_f1_micro" in result:
+            micro, macro = (result[f"thresholds_f1_{kind}"] for kind in ("micro", "macro"))
+            yield f"with the run's thresholds: micro F1 {micro:.2%}, macro F1 {macro:.2%}"
+    else:
+        yield f"top-1       {accuracy('top1')}"
+        if classes > 5:  # otherwise it is 100%
+            yield f"top-5       {accuracy('top5')}"
+    yield f"loss        {result['loss']:.4f}"
+    if "ece" in result:
+        yield f"ECE         {result['ece']:.2%}  expected calibration error"
+    yield f"images      {result['examples']}"
+    if result["skipped"]:
+        yield f"unreadable  {result['skipped']}"
+    if "any_label_top1" in result:
+        images = result["any_label_examples"]
+        yield f"any label   {accuracy('any_label_top1')}, on {images} images"
+    if "temperature" in result:
+        yield (
+            f"temperature {result['temperature']:.4f}: cross-entropy "
+            f"{result['nll_at_temperature']:.4f} instead of {result['nll']:.4f}, ECE "
+            f"{result['ece_at_temperature']:.2%} instead of {result['ece']:.2%}"
+        )
+
+
 def _table(classes: list[dict[str, Any]]) -> str:
     """Returns the metrics of the classes with the lowest recall, and the means over all."""
+    from imagenet_fast.training.report import formats
     from imagenet_fast.training.report.class_metrics import ClassMetrics, mean_metrics, worst_first
 
     if classes and "average_precision" in classes[0]:
@@ -133,14 +196,18 @@ def _table(classes: list[dict[str, Any]]) -> str:
     metrics = [ClassMetrics(**row) for row in classes]
     shown, mean = worst_first(metrics)[:_MAX_CLASSES], mean_metrics(metrics)
     width = min(_NAME_WIDTH, max(len(row.name) for row in [*shown, mean]))
-    lines = [f"{'class':{width}}  {'recall':>8}  {'precision':>9}  {'F1':>8}  {'images':>8}"]
+    heads = f"{'recall':>8}  {'95% interval':>16}  {'precision':>9}  {'F1':>8}  {'images':>8}"
+    lines = [f"{'class':{width}}  {heads}"]
     for row in [*shown, mean]:
         name = row.name if len(row.name) <= width else f"{row.name[: width - 3]}..."
         recall, precision, f1 = (
             "-" if value is None else f"{value:.2%}"
             for value in (row.recall, row.precision, row.f1)
         )
-        lines.append(f"{name:{width}}  {recall:>8}  {precision:>9}  {f1:>8}  {row.images:>8}")
+        bounds = formats.interval(row.recall_interval)
+        lines.append(
+            f"{name:{width}}  {recall:>8}  {bounds:>16}  {precision:>9}  {f1:>8}  {row.images:>8}"
+        )
     if len(metrics) > len(shown):
         lines.insert(-1, f"... and {len(metrics) - len(shown)} more; --json has all")
     return "\n".join(lines)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.base.files import new_path
+from imagenet_fast.base.notices import say
 from imagenet_fast.base.paths import is_local
+from imagenet_fast.commands.evaluate import config_here
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.distribute.quiet import import_tensorflow
 from imagenet_fast.training.checkpoints.config_file import config_of_run
@@ -18,6 +23,7 @@ _OPTIONS = (
     "eval_crop",
     "max_pixels",
 )
+_AUTO = "auto"
 
 
 def main(arguments: list[str]) -> int:
@@ -37,7 +43,15 @@ def main(arguments: list[str]) -> int:
         "classes in a prediction of the SavedModel; all, with their thresholds, if images have "
         "several labels",
     )
+    flags.define(
+        "temperature",
+        "1",
+        "by which logits are divided: a number above 1 makes probabilities less certain; or auto, "
+        "that with the smallest cross-entropy on the validation images (as `evaluate "
+        "--fit_temperature`), which are evaluated for it",
+    )
     flags.parse(arguments)
+    _check_temperature(flags["temperature"])
     paths = {name: flags[name] for name in ("saved_model", "onnx", "tflite") if flags[name]}
     if not paths:
         raise UserError(
@@ -60,10 +74,35 @@ def main(arguments: list[str]) -> int:
         new_path(path, f"choose another --{name}")
     if flags["onnx"]:
         check_onnx_is_installed()
+    temperature = _temperature(flags, checkpoint)
+    options: dict[str, Any] = {"checkpoint": checkpoint, "temperature": temperature}
     if flags["saved_model"]:
-        print(export(config, flags["saved_model"], flags["top_k"], checkpoint=checkpoint))
+        print(export(config, flags["saved_model"], flags["top_k"], **options))
     if flags["onnx"]:
-        print(export_onnx(config, flags["onnx"], checkpoint=checkpoint))
+        print(export_onnx(config, flags["onnx"], **options))
     if flags["tflite"]:
-        print(export_tflite(config, flags["tflite"], checkpoint=checkpoint))
+        print(export_tflite(config, flags["tflite"], **options))
     return 0
+
+
+def _check_temperature(text: str) -> None:
+    try:
+        fits = text == _AUTO or 0 < float(text) < math.inf
+    except ValueError:
+        fits = False
+    if not fits:
+        raise UserError(f"temperature is {text!r}, but must be a positive number or {_AUTO}")
+
+
+def _temperature(flags: CommandFlags, checkpoint: str) -> float:
+    """Returns the temperature that is asked for, fitting it if it is ``auto``."""
+    from imagenet_fast.training.evaluate import evaluate
+
+    if flags["temperature"] != _AUTO:
+        return float(flags["temperature"])
+    result = evaluate(config_here(flags), checkpoint=checkpoint, fit_temperature=True)
+    say(
+        f"temperature {result['temperature']:.4f}: on {result['examples']} validation images, the "
+        f"cross-entropy is {result['nll_at_temperature']:.4f} instead of {result['nll']:.4f}"
+    )
+    return result["temperature"]

@@ -85,7 +85,7 @@ def _run(arguments: list[str]) -> None:
         raise UserError(
             f"choose what to plan: a run, by --accelerator=NAME and --chips=N, or one of {others}"
         )
-    config = Config().replace(**flags.changes())
+    config = Config.from_changes(flags.changes())
     config = _with_images(config, "1,281,167 images")
     hardware = {flag: flags[flag] for flag in _HARDWARE}
 
@@ -175,7 +175,7 @@ def _schedule(arguments: list[str]) -> None:
     flags = CommandFlags("plan --schedule", option_names())
     flags.define("output_dir", "", "directory for schedule.csv and schedule.svg; empty: none")
     flags.parse(arguments)
-    config = Config().replace(**flags.changes())
+    config = Config.from_changes(flags.changes())
     config.warn_of_unused_warmup(flags.given())
     config = _with_images(config, "1,281,167 images")
 
@@ -207,7 +207,7 @@ def _pipeline(arguments: list[str]) -> None:
     require_choice("costs", costs, ("flops", "measured"))
     if memory < 0:
         raise UserError(f"device_memory_gb is {memory:g}, but must not be negative")
-    config = Config().replace(**flags.changes())
+    config = Config.from_changes(flags.changes())
     config = _with_images(config, "" if config.num_classes else "1,000 classes")
 
     import_tensorflow()

@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
         "keep_best that of the best evaluation; empty: none",
     )
     flags.parse(arguments)
-    config = Config().replace(**flags.changes(run_in(flags["model_dir"])))
+    config = Config.from_changes(flags.changes(run_in(flags["model_dir"])))
     # Checked here, too, because TensorFlow takes seconds to import.
     if not config.model_dir:
         raise UserError("no directory for the results: give --model_dir")

@@ -16,12 +16,12 @@ from imagenet_fast.base.files import read_objects, whole_lines, write_file
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.data.examples import (
     ENCODED,
-    FILENAME,
     HEIGHT,
     JPEG_INDEX,
     LABEL,
     WIDTH,
     decode_example,
+    file_name,
 )
 from imagenet_fast.data.images import BadImageError, TooManyPixelsError, normalize_encoding
 from imagenet_fast.data.info import DatasetInfo
@@ -132,9 +132,8 @@ def diagnose(
         fields = decode_example(record)
     except ValueError as error:
         return "no example", str(error), ""
-    file = b"".join(value for value in fields.get(FILENAME, []) if isinstance(value, bytes))
     found = _diagnose_fields(fields, labels, max_pixels, multi_label)
-    return *found, file.decode(errors="replace")
+    return *found, file_name(record)
 
 
 def _diagnose_fields(

@@ -100,22 +100,23 @@ def make_dataset(
     strategy = make_strategy(config)
     if config.data_on_device or not _is_one_device(strategy):
         return distributed_dataset(config, split, first_step)
-    batches, steps = _batches(config, split, first_step, strategy)
+    training = split == "train"
+    batches, steps = _batches(config, split, first_step, strategy, training)
     pipeline = batches(tf.distribute.InputContext(num_replicas_in_sync=1))
-    if split == "train":
+    if training:
         # Continued by each iteration: Keras makes a new iterator for each epoch.
         stream = iter(pipeline)
         dataset = tf.data.Dataset.range(steps).map(lambda _: stream.get_next())
     else:
         dataset = pipeline.map(_without_placeholders)
     # For Classifier, which counts placeholders and takes any number of steps.
-    dataset.distributed = _distributed(lambda _: pipeline, split, steps, strategy)
+    dataset.distributed = _distributed(lambda _: pipeline, training, steps, strategy)
     return dataset
 
 
 @tf.autograph.experimental.do_not_convert
 def distributed_dataset(
-    config: InputOptions, split: str, first_step: int = 0
+    config: InputOptions, split: str, first_step: int = 0, *, evaluation: bool = False
 ) -> tf.distribute.DistributedDataset:
     """Returns the batches of a split for all replicas of the strategy.
 
@@ -124,20 +125,22 @@ def distributed_dataset(
       split: ``train`` repeats forever; ``validation`` and ``test`` have each image once, padded to
         full batches, and the result's ``evaluation_steps`` is their number.
       first_step: as for :func:`imagenet_fast.make_dataset`.
+      evaluation: whether ``train``, too, has each image once, as the other splits.
 
     Raises:
       UserError: as :func:`imagenet_fast.make_dataset`.
     """
     strategy = make_strategy(config)
-    batches, steps = _batches(config, split, first_step, strategy)
-    return _distributed(batches, split, steps, strategy)
+    training = split == "train" and not evaluation
+    batches, steps = _batches(config, split, first_step, strategy, training)
+    return _distributed(batches, training, steps, strategy)
 
 
 def _distributed(
-    batches: _Pipeline, split: str, steps: int, strategy: tf.distribute.Strategy
+    batches: _Pipeline, training: bool, steps: int, strategy: tf.distribute.Strategy
 ) -> tf.distribute.DistributedDataset:
     dataset = strategy.distribute_datasets_from_function(batches)
-    if split != "train":
+    if not training:
         # For Classifier.evaluate: a distributed dataset does not report its cardinality.
         dataset.evaluation_steps = steps
     return dataset
@@ -148,7 +151,11 @@ def _is_one_device(strategy: tf.distribute.Strategy) -> bool:
 
 
 def _batches(
-    config: InputOptions, split: str, first_step: int, strategy: tf.distribute.Strategy
+    config: InputOptions,
+    split: str,
+    first_step: int,
+    strategy: tf.distribute.Strategy,
+    training: bool,
 ) -> tuple[_Pipeline, int]:
     """Returns the function that makes each host's pipeline, and the steps of an epoch."""
     info = read_info(config)
@@ -163,8 +170,8 @@ def _batches(
     keep_freed_memory()
     config = with_resize_kernel(config) if here else _for_tpu_hosts(config)
     if not config.synthetic and not config.data_on_device:
-        _check_without_python(config, split, here)
-    if split == "train":
+        _check_without_python(config, split, here, training)
+    if training:
         steps = steps_per_epoch(info, config)
         config = config.with_image_size(training_image_size(config, first_step, steps))
     else:
@@ -175,11 +182,11 @@ def _batches(
         replicas = strategy.num_replicas_in_sync // context.num_input_pipelines
         if config.synthetic:
             dataset = _synthetic(config, per_replica_batch_size(config, strategy))
-        elif config.data_on_device and split == "train":
+        elif config.data_on_device and training:
             dataset = _step_numbers(replicas, first_step)
         elif config.data_on_device:
             dataset = _step_numbers(replicas, 0).take(steps * replicas)
-        elif split == "train":
+        elif training:
             size = per_replica_batch_size(config, strategy)
             dataset = _training_batches(
                 info, config, context, size, size * replicas, first_step, here
@@ -269,19 +276,19 @@ def _for_tpu_hosts(options: InputOptions) -> InputOptions:
     return options.replace(resize_kernel="tensorflow")
 
 
-def _check_without_python(options: DataOptions, split: str, here: bool) -> None:
+def _check_without_python(options: DataOptions, split: str, here: bool, training: bool) -> None:
     """Checks the options if pipelines run in other processes, and warns of the difference.
 
     Raises:
       UserError: if an option caches data in this process, where the pipelines cannot use it.
     """
-    served = split == "train" and bool(options.input_servers)
+    served = training and bool(options.input_servers)
     if here and not served:
         return
     where = "input servers" if served else "the hosts of the TPU slice"
     caches = {"cache": options.cache != "none", "cache_dir": bool(options.cache_dir)}
     for name, given in caches.items():
-        if given and split == "train":
+        if given and training:
             raise UserError(
                 f"{name}={getattr(options, name)} caches training images in the process that "
                 f"trains, but they are read on {where}: remove it"

@@ -122,3 +122,13 @@ def decode_example(record: bytes) -> dict[str, list[Any]]:
         kind = feature.WhichOneof("kind")
         values[name] = list(getattr(feature, kind).value) if kind else []
     return values
+
+
+def file_name(record: bytes) -> str:
+    """Returns the name of a record's image in its source; empty if it has none."""
+    try:
+        values = decode_example(record).get(FILENAME, [])
+    except ValueError:
+        return ""
+    name = b"".join(value for value in values if isinstance(value, bytes))
+    return name.decode(errors="replace")

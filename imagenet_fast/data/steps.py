@@ -70,12 +70,12 @@ def evaluation_batch_size(
 
 def _most_images(strategy: tf.distribute.Strategy, examples: int) -> int:
     """Returns the largest number of a split's images that a replica gets."""
-    pipelines = _input_pipelines(strategy)
+    pipelines = input_pipelines(strategy)
     replicas = strategy.num_replicas_in_sync // pipelines
     return -(-examples // (pipelines * replicas))
 
 
-def _input_pipelines(strategy: tf.distribute.Strategy) -> int:
+def input_pipelines(strategy: tf.distribute.Strategy) -> int:
     """Returns the number of hosts with replicas, each of which has an input pipeline."""
     if workers_of(strategy) is not None:
         # A process sees only its own devices.

@@ -122,10 +122,17 @@ class Problem(NamedTuple):
 
 
 def built_for() -> Build:
-    """Returns the CUDA build of TensorFlow."""
+    """Returns the CUDA build of TensorFlow.
+
+    Of 2.22, ``get_build_info`` has no versions and no compute capabilities.
+    """
     info = tf.sysconfig.get_build_info()
     if not info.get("is_cuda_build"):
         return Build()
+    if "cuda_version" in info:
+        versions = {"CUDA": info["cuda_version"], "CUDNN": info.get("cudnn_version", "")}
+    else:
+        versions = _header_versions()
     names = info.get("cuda_compute_capabilities", ())
 
     def capabilities(kind: str) -> tuple[tuple[int, int], ...]:
@@ -133,8 +140,8 @@ def built_for() -> Build:
         return tuple(sorted((int(match[1]), int(match[2])) for match in matches if match))
 
     return Build(
-        cuda=info.get("cuda_version", ""),
-        cudnn=info.get("cudnn_version", ""),
+        cuda=versions.get("CUDA", ""),
+        cudnn=versions.get("CUDNN", ""),
         capabilities=capabilities("(?:sm|compute)"),
         machine_code=capabilities("sm"),
     )
@@ -187,9 +194,12 @@ def device_uuids() -> list[str]:
 
 def find_libraries() -> list[Library]:
     """Returns the libraries that TensorFlow loads, with the error of those that fail to load."""
-    versions = {**_REQUIRED, **_header_versions()}
-    names = {kind: f"lib{kind}.so.{versions[kind]}" for kind in _REQUIRED}
-    libraries = [_find(name, kind, required=True) for kind, name in names.items()]
+    built = _header_versions()
+    libraries = []
+    for kind, version in _REQUIRED.items():
+        # cuBLAS consists of two libraries with the same version.
+        own = built.get("CUBLAS" if kind == "cublasLt" else kind.upper(), version)
+        libraries.append(_find(f"lib{kind}.so.{own}", kind, required=True))
     return [*libraries, _find(_NCCL, "nccl", required=False)]
 
 
@@ -309,14 +319,11 @@ def _find_header() -> pathlib.Path:
 
 @functools.cache
 def _header_versions() -> dict[str, str]:
-    """Returns the versions in the file names of the libraries of TensorFlow's build, by kind."""
+    """Returns the versions that TensorFlow's header has, such as CUDNN's, as in file names."""
     header = _find_header()
     if not header.exists():
         return {}
-    defined = dict(re.findall(r'^#define TF_(\w+)_VERSION "(\d+)"', header.read_text(), re.M))
-    versions = {kind: defined[kind.upper()] for kind in _REQUIRED if kind.upper() in defined}
-    # cuBLAS consists of two libraries with the same version.
-    return {**versions, "cublasLt": versions["cublas"]} if "cublas" in versions else versions
+    return dict(re.findall(r'^#define TF_(\w+)_VERSION "(\d[\d.]*)"', header.read_text(), re.M))
 
 
 def _in_packages(name: str) -> pathlib.Path | None:

@@ -66,7 +66,10 @@ def copy_model(
     # First: a layer's weights come in the order of trainable and other ones.
     copy_trainable(model, network)
     if model.built:
-        assign_everywhere(network.weights, model.get_weights())
+        # Of a shape-only model, large weights have no values.
+        pairs = zip(network.weights, model.get_weights())
+        given = [(own, value) for own, value in pairs if tuple(own.shape) == value.shape]
+        assign_everywhere([own for own, _ in given], [value for _, value in given])
     return network
 
 

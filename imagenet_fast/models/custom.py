@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, first_line, nearest
-from imagenet_fast.base.keras_2 import NOT_TRAINING, layers_in, tensorflow_variables
+from imagenet_fast.base.keras_2 import KERAS_3_16, NOT_TRAINING, layers_in, tensorflow_variables
 from imagenet_fast.base.keras_check import is_tf_keras
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.layers import BatchNormalization
@@ -27,15 +27,17 @@ from imagenet_fast.models.options import CUSTOM
 
 # (height, width, channels) of one image; None: any.
 ImageShape = tuple[Union[int, None], Union[int, None], int]
-# A function (or class) from the number of classes and the image shape to a network, or a functional
-# or sequential model.
-CustomModel = Union[Callable[[int, ImageShape], keras.Model], keras.Model]
+# A function (or class) from the number of classes and the image shape to a network, also by its
+# name, module:function; or a functional or sequential model.
+CustomModel = Union[Callable[[int, ImageShape], keras.Model], keras.Model, str]
 BatchNorm = Callable[..., keras.layers.BatchNormalization]
 
 # Operations that can follow a softmax without changing its values.
 _PASS_ON = ("Identity", "Cast", "Reshape")
 # The largest factor of a keras.layers.Rescaling that is for pixels in 0..255, not 0..1.
 _SCALE_OF_BYTES = 1 / 100
+# Of a function that makes a network.
+_SIGNATURE = "build(num_classes, image_shape)"
 # Of layers whose precision is not their own, but that of the script.
 _POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 _MAKE_OURS = "for speed, make them with imagenet_fast.layers.BatchNormalization"
@@ -49,8 +51,11 @@ def name_of(model: CustomModel) -> str:
     """Returns the value of ``Config.model`` for a network given in Python.
 
     Returns:
-        ``module:function`` if another process can import the function, else ``custom``.
+        ``module:function`` if another process can import the function, else ``custom``; of a name,
+        the name.
     """
+    if isinstance(model, str):
+        return model
     module, name = getattr(model, "__module__", None), getattr(model, "__qualname__", None)
     if not isinstance(model, keras.Model) and module and name and module != "__main__":
         with contextlib.suppress(KeyError, AttributeError):
@@ -73,7 +78,7 @@ def build_custom(
 
     Args:
         name: ``module:function``, or ``custom``.
-        model: the function or model; None: the one that ``name`` names.
+        model: the function or model; None, or a name: the one that ``name`` names.
         num_classes: number of logits.
         image_shape: of the network's input, without the batch.
         batch_norm: makes the layers that replace Keras' batch norms, of the same configuration;
@@ -82,7 +87,7 @@ def build_custom(
     Raises:
         UserError: if there is no such function, it fails, or the network does not return logits.
     """
-    if model is None:
+    if model is None or isinstance(model, str):
         model = _load(name)
     described = f"model {name}" if name != CUSTOM else "model"
     if isinstance(model, keras.Model):
@@ -99,6 +104,10 @@ def build_custom(
     last = last_layer(network)
     if last is not None and getattr(last, "activation", None) is keras.activations.softmax:
         last.activation = keras.activations.linear
+        warn_once(
+            f"{described}: the softmax at its end is left out, because the loss takes logits; "
+            "predictions and exported models have it"
+        )
     _check_outputs(network, described, num_classes, image_shape)
     return network
 
@@ -109,6 +118,24 @@ def expects_bytes(network: keras.Model) -> bool:
         isinstance(layer, keras.layers.Rescaling) and np.max(np.abs(layer.scale)) <= _SCALE_OF_BYTES
         for layer in layers_in(network)
     )
+
+
+def needed_arguments(network: keras.Model) -> dict[str, Any]:
+    """Returns what a symbolic call of a network needs beside its inputs: ``training``, or nothing.
+
+    Raises:
+        UserError: if Keras would then never train the network: from 3.16 on, a graph of layers
+            keeps the value of such a call.
+    """
+    parameter = inspect.signature(network.call).parameters.get("training")
+    if not NOT_TRAINING or parameter is None or parameter.default is not parameter.empty:
+        return {}
+    if KERAS_3_16:
+        raise UserError(
+            f"the call of model {network.name} needs training, which Keras {keras.__version__} "
+            "gives only to those with a default: call(self, images, training=False)"
+        )
+    return NOT_TRAINING
 
 
 def keras_batch_norms(network: keras.Model) -> list[keras.layers.BatchNormalization]:
@@ -152,8 +179,8 @@ def use_restored_statistics(network: keras.Model) -> None:
             layer.finalize_state()
 
 
-def _load(name: str) -> CustomModel:
-    """Imports ``module:function``; modules in the working directory are found, too."""
+def _load(name: str) -> Any:
+    """Imports ``module:function``; modules in the working directory come before all others."""
     if name == CUSTOM:
         raise UserError(
             "this run's model is code, which its configuration cannot name: give it again, in "
@@ -177,6 +204,9 @@ def _load(name: str) -> CustomModel:
         raise UserError(
             f"model {name}: importing {module_name} failed: {_reason(error)}"
         ) from error
+    file = getattr(found, "__file__", None)
+    if file:
+        warn_once(f"model {name}: of {file}")
     for attribute in attributes.split("."):
         if not hasattr(found, attribute):
             raise UserError(
@@ -187,17 +217,25 @@ def _load(name: str) -> CustomModel:
 
 
 def _call(make: Any, described: str, num_classes: int, image_shape: ImageShape) -> keras.Model:
-    contract = "it must be a function of the number of classes and the shape of an image"
+    contract = (
+        "it must be a function of the number of classes and the shape of an image, such as "
+        f"def {_SIGNATURE}"
+    )
     if is_tf_keras(type(make)):
         raise UserError(f"{described} is a {_named(type(make))}{_OTHER_KERAS}")
     if not callable(make):
         raise UserError(f"{described} is {make!r}, but {contract}, or a Keras model")
+    if f"{getattr(make, '__module__', '')}.".startswith("keras.src.applications."):
+        raise UserError(
+            f"{described} takes other arguments than the number of classes and the shape of an "
+            f"image: give --model=keras:{make.__name__}, or a function that calls it, as "
+            f"`def {_SIGNATURE}: return keras.applications.{make.__name__}(weights=None, "
+            "classes=num_classes, input_shape=image_shape, classifier_activation=None)`"
+        )
     try:
         inspect.signature(make).bind(num_classes, image_shape)
-    except TypeError as error:
-        raise UserError(
-            f"{described}: {contract}, (height, width, 3), but does not take them: {error}"
-        ) from None
+    except TypeError:
+        raise UserError(f"{described}: {contract}, but takes {inspect.signature(make)}") from None
     except ValueError:  # a builtin without a signature
         pass
     try:

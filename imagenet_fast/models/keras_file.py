@@ -6,6 +6,7 @@ import io
 import math
 import pathlib
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,10 +14,12 @@ from typing import Any
 
 import h5py
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.saving.serialization_lib import ObjectSharingScope
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import name_of
 from imagenet_fast.base.outside import parse_json
 from imagenet_fast.base.paths import Path
 from imagenet_fast.models.hdf5 import Hdf5Content, read_hdf5
@@ -46,12 +49,12 @@ def load_keras_file(path: Path) -> keras.Model:
     try:
         config, weights = _read(path)
         content = read_hdf5(weights)
-        with ObjectSharingScope(), _weights_of_at_most(len(weights)):
+        with ObjectSharingScope(), weights_of_at_most(len(weights)):
             model = keras.saving.deserialize_keras_object(config, safe_mode=True)
         if not isinstance(model, keras.Model):
             raise ValueError(f"{_CONFIG} describes a {type(model).__name__}, not a model")
         if model.built:
-            _set_weights(model, content)
+            set_weights(model, content)
     # Layers raise whatever they like for wrong arguments, and ``zipfile`` for damage.
     except Exception as error:
         kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
@@ -97,7 +100,7 @@ def _member(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
     return archive.read(member)
 
 
-def _set_weights(model: keras.Model, content: Hdf5Content) -> None:
+def set_weights(model: keras.Model, content: Hdf5Content) -> None:
     """Sets a model's weights to the arrays of a file, by their paths in it.
 
     Keras reads them from a file of our own with these arrays only: links to other files, compressed
@@ -120,8 +123,25 @@ def _set_weights(model: keras.Model, content: Hdf5Content) -> None:
         model.load_weights(file)
 
 
+def set_all_weights(model: keras.Model, content: Hdf5Content) -> None:
+    """Sets all of a model's weights to arrays of a file, as :func:`set_weights`.
+
+    Raises:
+      ValueError: if some are not in the file, for which Keras only warns, or are not numbers.
+    """
+    floating = [own for own in model.weights if tf.as_dtype(own.dtype).is_floating]
+    for own in floating:
+        own.assign(np.full(own.shape, np.nan))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        set_weights(model, content)
+    for own in floating:
+        if np.isnan(own.numpy()).any():
+            raise ValueError(f"{name_of(own)} is not in it, or not a number")
+
+
 @contextmanager
-def _weights_of_at_most(limit: int) -> Iterator[None]:
+def weights_of_at_most(limit: int) -> Iterator[None]:
     """Raises a ValueError in the context before variables need more bytes than the file has."""
     total = 0
 

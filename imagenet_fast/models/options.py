@@ -27,15 +27,51 @@ MODEL_NAMES: tuple[str, ...] = (
 # The value of ``model`` for a network given in Python that no name can find.
 CUSTOM = "custom"
 _BY_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_OF_LIBRARY = re.compile(r"(keras|keras_hub):(.+)")
 
 
 def is_custom(model: str) -> bool:
     """Whether ``model`` is the user's own network: ``custom``, or ``module:function``."""
-    return model == CUSTOM or _BY_NAME.fullmatch(model) is not None
+    by_name = _BY_NAME.fullmatch(model) is not None and not library_of(model)
+    return model == CUSTOM or by_name
 
 
-# The options of all the package's networks; users' functions do not get them.
-_PACKAGED = OnlyIf("model", MODEL_NAMES)
+def library_of(model: str) -> tuple[str, str] | None:
+    """Returns the library and the name of ``keras:NAME`` or ``keras_hub:PRESET``; None: neither."""
+    match = _OF_LIBRARY.fullmatch(model)
+    return (match[1], match[2]) if match else None
+
+
+# Of Keras Applications' networks, the size of the images on which they were trained, if not 224.
+_SIZES = {
+    **dict.fromkeys(("InceptionResNetV2", "InceptionV3", "Xception"), 299),
+    "NASNetLarge": 331,
+    **{f"EfficientNetB{i + 1}": size for i, size in enumerate((240, 260, 300, 380, 456, 528, 600))},
+    **{f"EfficientNetV2{name}": size for name, size in (("B1", 240), ("B2", 260), ("B3", 300))},
+    **dict.fromkeys(("EfficientNetV2S",), 384),
+    **dict.fromkeys(("EfficientNetV2M", "EfficientNetV2L"), 480),
+}
+
+
+def own_image_size(model: str) -> int | None:
+    """Returns the size of the images on which a network of Keras Applications was trained.
+
+    None: it is none of theirs.
+    """
+    library, name = library_of(model) or ("", "")
+    return _SIZES.get(name, 224) if library == "keras" else None
+
+
+class _LibraryNames(tuple):
+    """Stands for all networks of other libraries."""
+
+    def __contains__(self, model: object) -> bool:
+        return library_of(str(model)) is not None
+
+
+_OF_LIBRARIES = OnlyIf("model", _LibraryNames(("keras:NAME", "keras_hub:PRESET")))
+# Users' functions make their own weights.
+_NAMED = OnlyIf("model", MODEL_NAMES, alternative=_OF_LIBRARIES)
 # Models with options that others lack; a test compares with `models.option_names`.
 _IMAGENET_RESNETS = OnlyIf("model", _IMAGENET_RESNET_NAMES)
 _RESNETS = OnlyIf("model", _IMAGENET_RESNET_NAMES + _CIFAR_RESNET_NAMES)
@@ -72,10 +108,15 @@ class ModelOptions(SharedOptions):
 
     model: str = option(
         "resnet50",
-        "network, or module:function, a Python function that makes your own",
+        "network; keras:NAME, one of Keras Applications, such as keras:ConvNeXtTiny; "
+        "keras_hub:PRESET, one of KerasHub by preset or its folder; or module:function, a Python "
+        "function that makes your own",
         group="model",
         choices=MODEL_NAMES,
-        check=Check(is_custom, "be module:function"),
+        check=Check(
+            lambda value: is_custom(value) or library_of(value) is not None,
+            "be module:function, keras:NAME or keras_hub:PRESET",
+        ),
         in_evaluation=True,
     )
     width: int = option(
@@ -172,16 +213,34 @@ class ModelOptions(SharedOptions):
     initial_weights: str = option(
         "",
         "pretrained weights: the model_dir of a run, a SavedModel of `export` or tf_keras, a file "
-        "of `model.save` (.keras), or one of Keras applications' weights (.h5); the classification "
-        "head is new unless the classes are the same, which only runs and exports name; empty: "
-        "random weights",
+        "of `model.save` (.keras), or one of Keras applications' weights (.h5, and .weights.h5 for "
+        "keras:NAME); the classification head is new unless the classes are the same, which only "
+        "runs and exports name; empty: random weights",
         group="model",
-        only_if=_PACKAGED,
+        only_if=_NAMED,
+    )
+    pretrained: bool = option(
+        False,
+        "start keras:NAME and keras_hub:PRESET with their library's pretrained weights, from its "
+        "cache, downloaded if they are not there, or from the preset's folder",
+        group="model",
+        only_if=_OF_LIBRARIES,
+        in_files_of_runs=False,
+    )
+    normalization: str = option(
+        "auto",
+        "normalization of pixels; auto: for keras:NAME and keras_hub:PRESET their library's, which "
+        "pretrained weights need, for others pixel_mean and pixel_std; pixel_mean: these for all",
+        group="model",
+        choices=("auto", "pixel_mean"),
+        only_if=_OF_LIBRARIES,
+        in_evaluation=True,
     )
     freeze_through: str = option(
         "",
-        "with initial_weights: freeze the first layers through this one, or through the last whose "
-        "name has this prefix (stem, stage3; pool2 of AlexNet); empty: train all",
+        "with initial_weights or pretrained: freeze the first layers through this one, or through "
+        "the last whose name has this prefix (stem, stage3; pool2 of AlexNet); a number: the first "
+        "blocks, as layer_decay counts them; all_but_head; empty: train all",
         group="model",
     )
     stem: str = option(
@@ -305,5 +364,9 @@ class ModelOptions(SharedOptions):
     def _check_together(self) -> None:
         super()._check_together()
         check_activation(self.model, self.activation)
-        if self.freeze_through and not self.initial_weights:
-            raise UserError("freeze_through would freeze random weights: give --initial_weights")
+        if self.pretrained and self.initial_weights:
+            raise UserError("pretrained and initial_weights are both weights: leave out one")
+        if self.freeze_through and not (self.initial_weights or self.pretrained):
+            raise UserError(
+                "freeze_through would freeze random weights: give --initial_weights or --pretrained"
+            )

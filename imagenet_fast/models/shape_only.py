@@ -65,8 +65,8 @@ def spec_of(initial_value: Any, dtype: Any = None, **_: Any) -> tf.TensorSpec:
     try:
         with tf.Graph().as_default():
             made = value()
-    # Of a copy in another replica, which only functions have, or that another worker sends.
-    except (ValueError, RuntimeError):
+    # What only functions have: the value of a variable's copy in another replica, or worker.
+    except (RuntimeError, ValueError):
         (made,) = tf.function(value, autograph=False).get_concrete_function().outputs
     return tf.TensorSpec(made.shape, dtype or made.dtype)
 

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from imagenet_fast.base.errors import UserError, choices_hint
+from imagenet_fast.base.keras_2 import KERAS_2, ops
 from imagenet_fast.optimizers.lars import LARS
 from imagenet_fast.optimizers.muon import Muon
 from imagenet_fast.optimizers.schedules import Schedule
@@ -19,6 +20,17 @@ from imagenet_fast.optimizers.sgd import SGD
 OPTIMIZERS = {"sgd": SGD, "lars": LARS, "muon": Muon}
 # Classes of Keras' module that are no optimizers for a user to name.
 _EXCLUDED = ("optimizer", "lossscaleoptimizer")
+# Arguments of optimizers by what gives them; empty: nothing, since the training step does it.
+_BY_OPTIONS = {
+    **{name: name for name in ("learning_rate", "momentum", "weight_decay", "nesterov")},
+    **dict.fromkeys(("clipnorm", "clipvalue", "global_clipnorm"), "clip_norm"),
+    **dict.fromkeys(("use_ema", "ema_momentum", "ema_overwrite_frequency"), "ema_decay"),
+    "epsilon": "optimizer_epsilon",
+    "loss_scale_factor": "loss_scale",
+    "gradient_accumulation_steps": "accumulation_steps",
+    **dict.fromkeys(("name", "kwargs", "jit_compile"), ""),
+}
+_WORDS = {"true": True, "false": False, "none": None}
 
 
 def make_optimizer(
@@ -31,6 +43,8 @@ def make_optimizer(
     clip_norm: float | None,
     epsilon: float | None = None,
     required: Sequence[str] = (),
+    arguments: Sequence[str] = (),
+    rate_factors: Sequence[float] = (),
 ) -> keras.optimizers.Optimizer:
     """Makes an optimizer of Keras or of TensorFlow Addons.
 
@@ -47,6 +61,9 @@ def make_optimizer(
       clip_norm: maximum global norm of the gradients; None: no clipping.
       epsilon: added to the optimizer's denominators; None: the optimizer's default.
       required: ``momentum``, ``weight_decay`` or both.
+      arguments: further ones of an optimizer of Keras, as ``beta_1=0.9``.
+      rate_factors: for each trainable variable, a factor of its learning rate, with which its
+        weight decay shrinks, too; none: 1.
 
     Raises:
       UserError: if there is no such optimizer, Addons are not installed, the optimizer cannot be
@@ -68,13 +85,81 @@ def make_optimizer(
     if not name.startswith("tfa:"):
         if name.lower() in OPTIMIZERS:
             raise UserError(f"optimizer={name!r} does not exist; did you mean {name.lower()!r}?")
-        optimizer = call(name, class_named(name, keras.optimizers), given, required)
+        make = class_named(name, keras.optimizers)
+        given |= _parsed(name, make, arguments)
+        if rate_factors:
+            make = _with_rate_factors(name, make, rate_factors)
+        optimizer = call(name, make, given, required)
         if weight_decay and undecayed:
             optimizer.exclude_from_weight_decay(var_list=list(undecayed))
         return optimizer
+    for option, value in (("optimizer_arguments", arguments), ("layer_decay", rate_factors)):
+        if value:
+            raise UserError(f"{option} is not for optimizers of TensorFlow Addons: leave it out")
     from imagenet_fast.optimizers.addons import make_addons_optimizer
 
     return make_addons_optimizer(name, given, undecayed, required)
+
+
+def _parsed(
+    name: str, make: Callable[..., Any], arguments: Sequence[str]
+) -> dict[str, float | bool | None]:
+    """Returns the values of arguments, which the optimizer must have.
+
+    Raises:
+      UserError: if it has not, an option gives it, or a value is no number.
+    """
+    values: dict[str, float | bool | None] = {}
+    parameters = [own for own in inspect.signature(make).parameters if own not in _BY_OPTIONS]
+    for argument in arguments:
+        key, _, text = argument.partition("=")
+        if _BY_OPTIONS.get(key):
+            raise UserError(f"optimizer_arguments: give {key} by --{_BY_OPTIONS[key]}")
+        if key not in parameters:
+            raise UserError(
+                f"optimizer_arguments: {name} has no {key}; its arguments are "
+                f"{', '.join(parameters) or 'those that have options'}"
+            )
+        try:
+            word = text.strip().lower()
+            values[key] = _WORDS[word] if word in _WORDS else float(text)
+        except ValueError:
+            raise UserError(
+                f"optimizer_arguments: {key} is {text!r}, but must be a number, true, false or none"
+            ) from None
+    return values
+
+
+def _with_rate_factors(
+    name: str, kind: Any, factors: Sequence[float]
+) -> Callable[..., keras.optimizers.Optimizer]:
+    """Returns an optimizer's class whose updates and weight decay have a factor by variable.
+
+    Raises:
+      UserError: with Keras 2.
+    """
+    if KERAS_2:
+        raise UserError(
+            f"layer_decay is not for optimizer={name} with Keras 2: use sgd, lars or muon, or "
+            "TensorFlow 2.16 or newer"
+        )
+
+    class WithRateFactors(kind):  # type: ignore[misc]
+        """The optimizer, which decays a variable just before it updates it."""
+
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            rate = learning_rate * factors[self._get_variable_index(variable)]
+            if self.weight_decay and self._use_weight_decay(variable):
+                decay = ops.cast(self.weight_decay * rate, variable.dtype)
+                self.assign_sub(variable, variable * decay)
+            super().update_step(gradient, variable, rate)
+
+        def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
+            del variables
+
+    for attribute in ("__module__", "__name__", "__qualname__"):
+        setattr(WithRateFactors, attribute, getattr(kind, attribute))
+    return WithRateFactors
 
 
 def call(

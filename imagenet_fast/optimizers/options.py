@@ -48,6 +48,20 @@ class OptimizerOptions(SharedOptions):
         "Addons, tfa:NAME, such as tfa:LAMB or tfa:Lookahead(adam)",
         group="optimization",
     )
+    optimizer_arguments: tuple[str, ...] = option(
+        (),
+        "arguments of a Keras optimizer, as beta_1=0.9,beta_2=0.98; what has an option of its own, "
+        "such as learning_rate and weight_decay, is given by that",
+        group="optimization",
+        check=Check(
+            lambda value: (
+                all(own.partition("=")[0].isidentifier() for own in value)
+                and all("=" in own for own in value)
+            ),
+            "be NAME=VALUE, each",
+        ),
+        only_if=OnlyIf("optimizer", ("sgd", "lars", "muon"), unless=True),
+    )
     momentum: float = option(
         0.9,
         "decay factor of the momentum buffer, in optimizers that have one",
@@ -121,6 +135,14 @@ class OptimizerOptions(SharedOptions):
         group="optimization",
         choices=("all", "batch_norm"),
         only_if=(_PACKAGE_OPTIMIZERS, OnlyIf("bias_rate_factor", (1.0,), unless=True)),
+    )
+    layer_decay: float = option(
+        1.0,
+        "factor of the learning rate from each block of the network to the one before it; the "
+        "classification head's is 1 (layer-wise decay, Clark et al. 2020, Bao et al. 2022); 1: the "
+        "same for all",
+        group="optimization",
+        check=FRACTION,
     )
     muon_momentum: float = option(
         0.6,

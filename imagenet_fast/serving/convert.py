@@ -35,6 +35,7 @@ def export_onnx(
     *,
     model: CustomModel | None = None,
     checkpoint: str = "last",
+    temperature: float = 1.0,
 ) -> str:
     """Writes an ONNX file.
 
@@ -47,6 +48,7 @@ def export_onnx(
       path: the file to write; it must not exist.
       model: the network that was given to ``train``, if it was no function of a module.
       checkpoint: of the configuration's run: ``last``, or ``best`` with ``keep_best``.
+      temperature: by which logits are divided.
 
     Returns:
       ``path``.
@@ -60,7 +62,9 @@ def export_onnx(
     import tf2onnx
 
     path = new_path(path, _ADVICE)
-    with serving_module(source, model=model, checkpoint=checkpoint) as module:
+    with serving_module(
+        source, model=model, checkpoint=checkpoint, temperature=temperature
+    ) as module:
         proto, _ = tf2onnx.convert.from_function(
             module.classify_pixels, input_signature=module.classify_pixels.input_signature
         )
@@ -86,6 +90,7 @@ def export_tflite(
     *,
     model: CustomModel | None = None,
     checkpoint: str = "last",
+    temperature: float = 1.0,
 ) -> str:
     """Writes a TFLite file with float32 weights.
 
@@ -98,6 +103,7 @@ def export_tflite(
       path: the file to write; it must not exist.
       model: the network that was given to ``train``, if it was no function of a module.
       checkpoint: of the configuration's run: ``last``, or ``best`` with ``keep_best``.
+      temperature: by which logits are divided.
 
     Returns:
       ``path``.
@@ -106,7 +112,9 @@ def export_tflite(
       UserError: if there is no checkpoint, or ``path`` exists or cannot be written.
     """
     path = new_path(path, _ADVICE)
-    with serving_module(source, model=model, checkpoint=checkpoint) as module:
+    with serving_module(
+        source, model=model, checkpoint=checkpoint, temperature=temperature
+    ) as module:
         function = module.classify_pixels.get_concrete_function()
         converter = tf.lite.TFLiteConverter.from_concrete_functions([function], module)
         content = io.BytesIO(converter.convert())

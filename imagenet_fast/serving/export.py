@@ -24,6 +24,7 @@ def export(
     *,
     model: CustomModel | None = None,
     checkpoint: str = "last",
+    temperature: float = 1.0,
 ) -> str:
     """Writes a SavedModel that prepares images as evaluation does.
 
@@ -55,6 +56,8 @@ def export(
       top_k: predicted classes per image; all, if there are fewer, or if images have several labels.
       model: the network that was given to ``train``, if it was no function of a module.
       checkpoint: of the configuration's run: ``last``, or ``best`` with ``keep_best``.
+      temperature: by which logits are divided: that of :func:`~imagenet_fast.evaluate` with
+        ``fit_temperature``, for example.
 
     Returns:
       ``directory``.
@@ -66,7 +69,7 @@ def export(
     # Written under another name and renamed, so that a server never loads half a model (except in a
     # bucket, where renaming a folder is not atomic).
     temporary = temporary_beside(directory)
-    with serving_module(source, top_k, model, checkpoint) as module:
+    with serving_module(source, top_k, model, checkpoint, temperature) as module:
         try:
             _save(module, temporary)
             temporary.replace(directory)

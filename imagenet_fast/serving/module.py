@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -49,6 +50,7 @@ def serving_module(
     top_k: int = 5,
     model: CustomModel | None = None,
     checkpoint: str = "last",
+    temperature: float = 1.0,
 ) -> Iterator[ServingModule]:
     """Makes the module that is exported of a trained model; it computes in float32.
 
@@ -58,16 +60,25 @@ def serving_module(
       top_k: predicted classes per encoded image; all, if there are fewer.
       model: the network that was given to ``train``, if it was no function of a module.
       checkpoint: of the configuration's run: ``last`` or ``best``.
+      temperature: by which logits are divided, for probabilities that are less, or more, certain.
 
     Yields:
       The module. Until the end it has the moving averages of the weights, if the model keeps them.
 
     Raises:
-      UserError: if there is no checkpoint, or an option of the network is not the run's.
+      UserError: if there is no checkpoint, an option of the network is not the run's, or the
+        temperature is not positive, or of sigmoids.
     """
     config = with_model(source, model) if isinstance(source, Config) else source.config
     if config is None:
         raise UserError("only a model from build_model can be exported: this one has no Config")
+    if not 0 < temperature < math.inf:
+        raise UserError(f"temperature is {temperature}, but must be positive")
+    if temperature != 1 and config.loss != "cross_entropy":
+        raise UserError(
+            f"temperature is of a softmax, but this run's loss is {config.loss}, which gives each "
+            "class a probability on its own: remove it"
+        )
     if isinstance(source, Config):
         check_network(config)
     labels = read_labels(config.model_dir) if isinstance(source, Config) else source.labels
@@ -88,7 +99,9 @@ def serving_module(
             classifier.set_weights(source.get_weights())
     with averaged:
         top_k = len(labels) if thresholds else min(top_k, len(labels))
-        yield ServingModule(classifier, config, read_preparation(config), top_k, thresholds)
+        yield ServingModule(
+            classifier, config, read_preparation(config), top_k, temperature, thresholds
+        )
 
 
 def _thresholds(directory: str, checkpoint: str, labels: Sequence[str]) -> list[float] | None:
@@ -111,6 +124,7 @@ class ServingModule(tf.Module):
       options: say how evaluation decodes, crops and resizes images.
       preparation: what ``prepare`` did to the images of training; None: unknown.
       top_k: predicted classes per encoded image, at most all.
+      temperature: by which logits are divided.
       thresholds: of each class, if images have several labels; None: they have one.
 
     Attributes:
@@ -127,6 +141,7 @@ class ServingModule(tf.Module):
         options: DataOptions,
         preparation: Preparation | None,
         top_k: int,
+        temperature: float = 1.0,
         thresholds: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
@@ -150,6 +165,7 @@ class ServingModule(tf.Module):
             )
         }
         self._loss = model.image_loss
+        self._temperature = temperature
         self._options = options.for_evaluation()
         self._labels = tf.constant(model.labels)
         self._top_k = top_k
@@ -268,6 +284,8 @@ class ServingModule(tf.Module):
 
     def _classify_pixels(self, pixels: tf.Tensor) -> Tensors:
         logits, *features = tf.nest.flatten(self._network(pixels))
+        if self._temperature != 1:
+            logits = tf.cast(logits, tf.float32) / self._temperature
         outputs = {"probabilities": class_probabilities(logits, self._loss)}
         return {**outputs, "features": features[0]} if features else outputs
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -11,7 +14,7 @@ import tensorflow as tf
 from imagenet_fast.base.errors import UserError, first_line
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.outside import parse_json, read_bounded
-from imagenet_fast.base.paths import to_path
+from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.data.images import (
     JPEG_SIGNATURE,
     PNG_SIGNATURE,
@@ -19,9 +22,11 @@ from imagenet_fast.data.images import (
     UnknownFormatError,
 )
 from imagenet_fast.data.preparation import Preparation
-from imagenet_fast.data.prepare.sources.files import MAX_IMAGE
+from imagenet_fast.data.prepare.sources.files import IMAGE_SUFFIXES, MAX_IMAGE
+from imagenet_fast.data.prepare.sources.folders import images_in
 from imagenet_fast.serving.arguments import check_arguments
 
+_NO_IMAGES = "a folder without images"
 _OUTPUTS = {
     "classes": tf.int32,
     "labels": tf.string,
@@ -39,23 +44,24 @@ def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Itera
 
     Args:
       directory: of the SavedModel.
-      paths: images of any format that ``prepare`` reads. What it did to the images of training,
-        such as turning or shrinking them, is done to these, too.
+      paths: images of any format that ``prepare`` reads, and folders, whose images are those that
+        ``prepare`` finds there, sorted. What it did to the images of training, such as turning or
+        shrinking them, is done to these, too.
       batch_size: files per call of the model.
 
     Yields:
       For each file, in order, ``file`` and either ``predictions``, a list of ``class``, ``label``
       and ``probability``, best first, and of images with several labels only those whose
-      probability is at least the class's ``threshold``, which they have, too; or ``error``, the
-      reason why there are none.
+      probability is at least the class's ``threshold``, which they have, too, beside
+      ``classes``, the number of all; or ``error``, the reason why there are none.
 
     Raises:
       UserError: if ``directory`` holds no such model, it fails, or there are no paths.
     """
     check_arguments(directory, paths)
     classify, preparation = _load(directory)
-    for start in range(0, len(paths), batch_size):
-        files = paths[start : start + batch_size]
+    found = _files(paths)
+    while files := list(itertools.islice(found, batch_size)):
         try:
             answers = _classify(classify, preparation, files)
         # The model may do anything.
@@ -65,6 +71,18 @@ def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Itera
                 f"not: {first_line(error)}"
             ) from error
         yield from answers
+
+
+def _files(paths: Sequence[str]) -> Iterator[str]:
+    """Yields the files, with those in folders; a folder without images is left to be reported."""
+    for name in paths:
+        path = to_path(name)
+        images: list[pathlib.Path] = []
+        # In a bucket, asking takes a request.
+        if is_local(path) or not name.lower().endswith(IMAGE_SUFFIXES):
+            with contextlib.suppress(OSError):
+                images = images_in(cast(pathlib.Path, path)) if path.is_dir() else []
+        yield from map(str, images) if images else (name,)
 
 
 def _load(directory: str) -> tuple[Any, Preparation | None]:
@@ -121,7 +139,7 @@ def _classify(
         try:
             encoded[index] = _for_model(read_bounded(to_path(path), MAX_IMAGE), preparation)
         except OSError as error:
-            unread[index] = error.strerror
+            unread[index] = _NO_IMAGES if isinstance(error, IsADirectoryError) else error.strerror
         except BadImageError as error:
             unread[index] = str(error)
     outputs = classify(images=tf.constant(encoded))
@@ -148,6 +166,8 @@ def _classify(
                 for c, label, p, threshold in best
                 if p >= threshold
             ]
+            if thresholds is not None:
+                result["classes"] = len(labels[index])
         results.append(result)
     return results
 

@@ -13,8 +13,10 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.config import Config
 from imagenet_fast.data.dataset import distributed_dataset
+from imagenet_fast.data.evaluated import evaluated_images, file_names
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.steps import evaluation_steps
+from imagenet_fast.distribute.exchange import wait_for_all
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.training.build.model import build_for_evaluation
@@ -39,10 +41,30 @@ from imagenet_fast.training.report.multi_label import (
     multi_label_classes,
     multi_label_metrics,
 )
+from imagenet_fast.training.report.predictions_file import (
+    TOP,
+    check_predictions_file,
+    write_predictions,
+)
 from imagenet_fast.training.run import Run, check_number_of_labels, with_model
+from imagenet_fast.training.step.calibration import (
+    calibration_error,
+    fitted_temperature,
+    interval,
+)
 from imagenet_fast.training.step.classifier import Classifier
-from imagenet_fast.training.step.error_analysis import ErrorAnalysis, Predictions
+from imagenet_fast.training.step.error_analysis import (
+    ErrorAnalysis,
+    ImagePredictions,
+    Predictions,
+)
 from imagenet_fast.training.step.scores import Scores
+from imagenet_fast.training.test_sets import (
+    competing_classes,
+    read_right_labels,
+    right_labels_accuracy,
+    right_labels_of,
+)
 
 # The default batch has at most this many images per device.
 _IMAGES_PER_DEVICE = 256
@@ -54,8 +76,10 @@ class Evaluator:
     Args:
       run: gives data and devices.
       model: to be evaluated, with the averages of its weights if it has them.
-      split: ``validation`` or ``test``.
+      split: ``validation``, ``test`` or ``train``.
       keeps_predictions: whether there is an error analysis; not of multi-label data.
+      top: predicted classes of each image that are kept.
+      fits_temperature: whether a temperature can be fitted.
 
     Attributes:
       step: weight updates of the model in the last evaluation; -1: there was none.
@@ -70,27 +94,35 @@ class Evaluator:
         split: str = "validation",
         *,
         keeps_predictions: bool = False,
+        top: int = 1,
+        fits_temperature: bool = False,
     ) -> None:
         config, self._model, self.step = run.config, model, -1
+        self._run, self._split = run, split
         self.scores = np.zeros([0, 0], np.float32), np.zeros([0, 0], bool)
         self._predictions: Predictions | Scores | None = None
         if run.info.multi_label:
             self._predictions = Scores(run, model.image_loss, split, model.output_shape[-1])
         elif keeps_predictions:
-            self._predictions = Predictions(run, model.image_loss, split)
-        batches = None if config.data_on_device else distributed_dataset(config, split)
+            self._predictions = Predictions(
+                run, model.image_loss, split, top=top, fits_temperature=fits_temperature
+            )
+        batches = (
+            None if config.data_on_device else distributed_dataset(config, split, evaluation=True)
+        )
         test_step = functools.partial(model.test_step, predictions=self._predictions)
         self._program = Program(model, test_step, config, batches)
         self._steps = evaluation_steps(run.info, config, run.strategy, split)
 
     def evaluate(
-        self, step: int = 0, loggers: Sequence[Logger] = ()
+        self, step: int = 0, loggers: Sequence[Logger] = (), *, temperature: float = 1.0
     ) -> Mapping[str, tf.Tensor | float]:
         """Evaluates the model.
 
         Args:
           step: weight updates of the model.
           loggers: called at the events of the evaluation.
+          temperature: by which the logits are divided for the predictions that are kept.
 
         Returns:
           The metrics, over all images.
@@ -102,7 +134,7 @@ class Evaluator:
         with self._model.evaluated_weights():
             self._model.reset_metrics()
             if self._predictions:
-                self._predictions.reset()
+                self._predictions.reset(temperature)
             self._program.restart()
             done = 0
             while done < self._steps:
@@ -126,8 +158,27 @@ class Evaluator:
 
     def analysis(self) -> ErrorAnalysis:
         """Returns the last evaluation's error analysis; all workers must call it."""
+        return self.results()[0]
+
+    def results(self) -> tuple[ErrorAnalysis, ImagePredictions]:
+        """Returns :meth:`analysis`, and each image's predictions, in the order of the data.
+
+        Their ``rows`` are the indices of the images in the split, shard by shard.
+        """
         assert isinstance(self._predictions, Predictions)
-        return self._predictions.analysis(self.step)
+        analysis, predictions = self._predictions.results(self.step)
+        run = self._run
+        images = evaluated_images(run.info, run.config, run.strategy, self._split)
+        rows = images[predictions.rows]
+        order = np.argsort(rows)
+        return analysis, predictions._replace(
+            rows=rows[order],
+            labels=predictions.labels[order],
+            losses=predictions.losses[order],
+            classes=predictions.classes[order],
+            probabilities=predictions.probabilities[order],
+            mistakes=images[predictions.mistakes],
+        )
 
 
 def evaluate(
@@ -137,6 +188,10 @@ def evaluate(
     model: CustomModel | None = None,
     per_class: bool = False,
     checkpoint: str = "last",
+    predictions: str = "",
+    fit_temperature: bool = False,
+    class_map: str = "",
+    right_labels: str = "",
 ) -> dict[str, Any]:
     """Evaluates a checkpoint in ``model_dir`` on each image of a split once.
 
@@ -144,16 +199,30 @@ def evaluate(
 
     Args:
       config: gives the run and the data: that of training, or :func:`~imagenet_fast.read_config`'s.
-      split: ``validation`` or ``test``.
+      split: ``validation``, ``test``, or ``train``, whose images are not augmented here.
       model: the network that was given to ``train``, if it was no function of a module.
       per_class: whether to return the metrics of each class.
       checkpoint: ``last``, or ``best``: that of the evaluation with the best ``best_metric``, of
         a run with ``keep_best``.
+      predictions: a new ``.csv`` or ``.parquet`` file for each image's name, label, five best
+        classes with their probabilities, and loss; empty: none.
+      fit_temperature: whether to find the temperature by which to divide logits for the smallest
+        cross-entropy; this evaluates twice.
+      class_map: a JSON or CSV file from the data's class names to the run's, or ``same``: only the
+        data's classes compete; empty: all of the run's do.
+      right_labels: a JSON file of lists of class numbers, for images of several right labels, or of
+        none; empty: each has its own.
 
     Returns:
-      ``top1`` and ``top5`` (fractions), ``loss``, ``examples``, ``skipped`` (unreadable images) and
-      ``checkpoint``; with ``per_class`` also ``classes``, a dict for each class with its ``name``,
-      ``images``, ``recall`` (its accuracy), ``precision`` and ``f1``, None where undefined.
+      ``top1`` and ``top5`` (fractions), ``top1_interval`` and ``top5_interval`` (their 95% Wilson
+      intervals, low and high), ``loss``, ``ece`` (expected calibration error), ``examples``,
+      ``skipped`` (unreadable images) and ``checkpoint``. With ``per_class`` also ``classes``, a
+      dict for each class with its ``name``, ``images``, ``recall`` (its accuracy),
+      ``recall_interval``, ``precision`` and ``f1``, None where undefined. With
+      ``fit_temperature`` the ``temperature``, ``nll`` (the loss without label smoothing),
+      ``nll_at_temperature`` and ``ece_at_temperature``. With ``class_map`` ``competing``, the
+      number of classes. With ``right_labels`` ``any_label_top1``, ``any_label_top1_interval`` and
+      ``any_label_examples``.
       Of images with several labels, in place of the accuracies: ``map``, mean average precision;
       ``f1_micro`` and ``f1_macro`` where probabilities are at least 1/2; and, if training chose
       thresholds for this checkpoint, ``thresholds_f1_micro`` and ``thresholds_f1_macro`` with
@@ -162,11 +231,22 @@ def evaluate(
     Raises:
       UserError: if there is no usable checkpoint, an option of the network is not the run's, there
         is no such split, the data has further classes or no readable image, a shard becomes
-        unreadable, or another worker stops.
+        unreadable, another worker stops, a given file cannot be used, or no temperature is the
+        best.
     """
+    if class_map and right_labels:
+        raise UserError(
+            "class_map excludes right_labels, whose numbers are the model's: remove one"
+        )
+    predictions_file = check_predictions_file(predictions) if predictions else None
     with errors_explained("evaluates again", config.pipeline_servers):
         config = with_model(config, model)
         check_network(config)
+        if fit_temperature and config.loss != "cross_entropy":
+            raise UserError(
+                f"fit_temperature is of a softmax, but this run's loss is {config.loss}, which "
+                "gives each class a probability on its own"
+            )
         # Batch norm needs no groups in evaluation, whose devices may not fit them.
         config = config.replace(batch_norm_batch_size=0)
         strategy = make_strategy(config)
@@ -184,8 +264,21 @@ def evaluate(
             )
         # Nothing is compared with other evaluations.
         check_number_of_labels(config.replace(best_metric="auto"), info)
+        of_one = {"predictions": predictions, "class_map": class_map, "right_labels": right_labels}
+        given = [name for name, value in of_one.items() if value]
+        if info.multi_label and given:
+            raise UserError(
+                f"{given[0]} is of one label an image, but images of {info.name} have several: "
+                "remove it"
+            )
         labels = read_labels(config.model_dir)
-        class_numbers = classes_in_run(config, info.labels)
+        competing = None
+        if class_map:
+            competing = competing_classes(class_map, info.labels, labels)
+            class_numbers = competing.numbers
+        else:
+            class_numbers = classes_in_run(config, info.labels)
+        right = read_right_labels(right_labels, len(labels)) if right_labels else None
         _warn_of_other_preparation(config, info)
         # Without model_dir, nothing is added to training's list of unreadable images.
         unlisted = config.replace(model_dir="")
@@ -197,25 +290,54 @@ def evaluate(
         with no_larger_than(path, strategy.num_replicas_in_sync):
             classifier = build_for_evaluation(run, model, labels=labels)
         if class_numbers != tuple(range(len(labels))):
-            _say_which_are_missing(config, info, labels)
             classifier.class_numbers = class_numbers
+            if competing is None:
+                _say_which_are_missing(config, info, labels)
+        if competing is not None:
+            classifier.competing = competing.classes
+            labels = tuple(labels[number] for number in competing.classes)
         restore_weights(classifier, config.model_dir, checkpoint)
-        evaluator = Evaluator(run, classifier, split, keeps_predictions=per_class)
-        metrics = evaluator.evaluate()
-        result: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
+        evaluator = Evaluator(
+            run,
+            classifier,
+            split,
+            keeps_predictions=True,
+            top=min(TOP if predictions else 1, len(labels)),
+            fits_temperature=fit_temperature,
+        )
+        result: dict[str, Any] = {
+            name: float(value) for name, value in evaluator.evaluate().items()
+        }
         result |= {name: round(result[name]) for name in ("examples", "skipped")}
+        check_evaluated(result, info.splits[split].examples)
+        if not result["examples"]:
+            raise UserError(
+                f"none of the {result['skipped']} {split} images of {info.name} can be read: "
+                "`imagenet-fast prepare --verify` checks the data, and max_pixels is "
+                f"{config.max_pixels}"
+            )
         if info.multi_label:
             result |= _with_thresholds(config, path, evaluator.scores, labels, per_class)
-        elif per_class and result["examples"]:
-            classes = class_metrics(evaluator.analysis().confusion, labels)
+            return {**result, "checkpoint": path}
+        for name in ("top1", "top5"):
+            result[f"{name}_interval"] = interval(result[name], result["examples"])
+        if competing is not None:
+            result["competing"] = len(labels)
+        analysis, images = evaluator.results()
+        result["ece"] = calibration_error(analysis.calibration)
+        if per_class:
+            classes = class_metrics(analysis.confusion, labels)
             result["classes"] = [row._asdict() for row in classes]
-    check_evaluated(result, info.splits[split].examples)
-    if not result["examples"]:
-        raise UserError(
-            f"none of the {result['skipped']} {split} images of {info.name} can be read: "
-            "`imagenet-fast prepare --verify` checks the data, and max_pixels is "
-            f"{config.max_pixels}"
-        )
+        if right is not None:
+            lists = right_labels_of(right_labels, right, file_names(info, split))
+            result |= _any_label(images, lists)
+        if predictions_file is not None and run.chief:
+            write_predictions(predictions_file, images, file_names(info, split), labels)
+        if fit_temperature:
+            result |= _at_temperature(evaluator, images)
+        if predictions_file is not None:
+            # Otherwise the other workers would report one that exits first as lost.
+            wait_for_all(strategy)
     return {**result, "checkpoint": path}
 
 
@@ -246,6 +368,29 @@ def _with_thresholds(
         classes = multi_label_classes(*scores, labels, thresholds)
         result["classes"] = [row._asdict() for row in classes]
     return result
+
+
+def _any_label(images: ImagePredictions, right: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Returns the accuracy by several right labels of each image of a split."""
+    accuracy = right_labels_accuracy(images.classes[:, 0], [right[row] for row in images.rows])
+    return {
+        "any_label_top1": accuracy.top1,
+        "any_label_top1_interval": interval(accuracy.top1, accuracy.images),
+        "any_label_examples": accuracy.images,
+    }
+
+
+def _at_temperature(evaluator: Evaluator, images: ImagePredictions) -> dict[str, float]:
+    """Returns the fitted temperature, and what another evaluation finds with it."""
+    temperature = fitted_temperature(images.temperature_sums)
+    evaluator.evaluate(temperature=temperature)
+    analysis, scaled = evaluator.results()
+    return {
+        "temperature": temperature,
+        "nll": float(images.losses.mean(dtype=np.float64)),
+        "nll_at_temperature": float(scaled.losses.mean(dtype=np.float64)),
+        "ece_at_temperature": calibration_error(analysis.calibration),
+    }
 
 
 def _say_which_are_missing(config: Config, info: DatasetInfo, labels: Sequence[str]) -> None:

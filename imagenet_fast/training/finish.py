@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import Any
 
+import tensorflow as tf
+
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import say
 from imagenet_fast.data import bad_images
+from imagenet_fast.data.evaluated import file_names_of
 from imagenet_fast.distribute.exchange import text_of_chief, wait_for_all
 from imagenet_fast.training.evaluate import Evaluator
 from imagenet_fast.training.logs.clock import Clock
@@ -13,6 +19,7 @@ from imagenet_fast.training.logs.tensorboard import TensorBoard
 from imagenet_fast.training.report.saved_images import load_error_analysis, save_error_analysis
 from imagenet_fast.training.run import Run
 from imagenet_fast.training.step.classifier import Classifier
+from imagenet_fast.training.step.error_analysis import with_file_names
 from imagenet_fast.training.summary import make_summary, read_summary, write_summary
 
 
@@ -74,6 +81,9 @@ def _analyze_errors(run: Run, evaluator: Evaluator, step: int, board: TensorBoar
                 images = f"{run.examples('validation')} validation images"
                 say(f"analyzing errors: predicting {images} (--noexamine skips it)")
             evaluator.evaluate(step)
-        analysis = evaluator.analysis()
+        analysis, predictions = evaluator.results()
         if run.chief:
+            with contextlib.suppress(OSError, tf.errors.OpError, UserError):  # data that is gone
+                names = functools.partial(file_names_of, run.info, "validation")
+                analysis = with_file_names(analysis, predictions, names)
             save_error_analysis(directory, analysis, run.info.labels, board)

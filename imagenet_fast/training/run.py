@@ -16,6 +16,7 @@ from imagenet_fast.data.steps import steps_per_epoch
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.models.custom import CustomModel, name_of
+from imagenet_fast.models.options import is_custom
 from imagenet_fast.optimizers.options import ONE_LABEL
 from imagenet_fast.training.options import MULTI_LABEL_METRICS
 from imagenet_fast.training.schedule_steps import total_steps
@@ -102,12 +103,13 @@ def with_model(config: Config, model: CustomModel | None) -> Config:
     """
     if model is None:
         return config
-    if config.initial_weights:
+    name = name_of(model)
+    if config.initial_weights and is_custom(name):
         raise UserError(
             f"initial_weights={config.initial_weights} is not for a network of your own: load the "
             "weights in the function that makes it, or give a model that has them"
         )
-    return config.replace(model=name_of(model))
+    return config.replace(model=name)
 
 
 def check_number_of_labels(config: Config, info: DatasetInfo) -> None:

@@ -20,6 +20,7 @@ from imagenet_fast.training.logs.logger import Row
 from imagenet_fast.training.logs.metrics_file import read_rows
 from imagenet_fast.training.options import MULTI_LABEL_METRICS, metric_of
 from imagenet_fast.training.run import Run
+from imagenet_fast.training.step.calibration import accuracy_interval
 from imagenet_fast.training.step.classifier import Classifier
 
 FILE = "summary.json"
@@ -51,6 +52,7 @@ _OTHERS = {
     "bad_images": dict[str, Count],
     "damaged_checkpoints": list[_DamagedCheckpoint],
     "devices": list[str],
+    **dict.fromkeys(("top1_interval", "top5_interval"), Union[tuple[float, float], None]),
     "hardware": _Hardware,
     "versions": dict[str, str],
     **dict.fromkeys(("stopped", "runs_on", "collective", "command", "finished", "data"), _Text),
@@ -82,6 +84,10 @@ def make_summary(
         "top1": last.get("top1"),
         "top5": last.get("top5"),
         **{name: last[name] for name in MULTI_LABEL_METRICS if name in last},
+        **{
+            f"{name}_interval": accuracy_interval(last.get(name), last.get("examples"))
+            for name in ("top1", "top5")
+        },
         "loss": last.get("loss"),
         "best_top1": best.get("top1"),
         f"best_{metric}": best.get(metric),

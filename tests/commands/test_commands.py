@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import logging
 import os
 import pathlib
 import re
@@ -43,6 +44,18 @@ def test_each_command_has_help(capsys, name):
         status = end.code
     assert status == 0
     assert capsys.readouterr().out.startswith(f"usage: imagenet-fast {name} ")
+
+
+def test_nothing_follows_an_error(capsys):
+    logger = logging.getLogger("tensorflow")
+    before = logger.level
+    try:
+        logger.setLevel(logging.WARNING)
+        assert commands.run(["trian"]) == 2
+        assert capsys.readouterr().err.endswith("did you mean 'train'?\n")
+        assert not logger.isEnabledFor(logging.WARNING)
+    finally:
+        logger.setLevel(before)
 
 
 def test_help_of_train_has_what_a_newcomer_needs_and_a_way_to_the_rest(capsys):
@@ -91,6 +104,9 @@ def test_help_of_train_has_what_a_newcomer_needs_and_a_way_to_the_rest(capsys):
             ["export", "--saved_model=x", "--checkpoint=first"],
             "checkpoint='first' does not exist; choose from last, best",
         ),
+        (["export", "--saved_model=x", "--temperature=0"], "temperature is '0', but must be a pos"),
+        (["export", "--saved_model=x", "--temperature=hot"], "must be a positive number or auto"),
+        (["export", "--saved_model=x", "--temperature=inf"], "must be a positive number or auto"),
         (
             ["evaluate", "--checkpoint=bets"],
             "checkpoint='bets' does not exist; did you mean 'best'",
@@ -132,6 +148,7 @@ def test_user_errors_are_one_line_with_status_2(capsys, arguments, message):
     [
         (["train", "--flagfile=digits"], "no directory for the results: give --model_dir"),
         (["predict", "--saved_model=x"], "no images: name image files"),
+        (["predict", "--saved_model=x", "--output=a.txt", "x.jpg"], "must end with .csv or .jsonl"),
         (["predict", "x.jpg"], "no model: give --saved_model"),
         (["evaluate"], "no model: give --model_dir"),
         (["evaluate", "--model_dir=none"], "none holds no training run: none/config.json: No such"),

@@ -99,7 +99,7 @@ def test_libraries_are_those_without_which_tensorflow_registers_no_gpu(machine):
 def _cudnn_of_this_tensorflow():
     from tensorflow.python.platform import build_info
 
-    return build_info.build_info["cudnn_version"]
+    return build_info.build_info.get("cudnn_version", "9")  # 2.22 does not say
 
 
 @pytest.mark.parametrize(
@@ -240,6 +240,19 @@ def test_path_of_a_loaded_library():
     path = pathlib.Path(cuda._path_of("libc.so"))
     assert path.is_file() and path.name.startswith("libc.so")
     assert cuda._path_of("libcuda_of_no_machine.so") == ""
+
+
+def test_versions_of_a_build_that_does_not_say_them(monkeypatch, tmp_path):
+    """As TensorFlow 2.22's: they are in the header of its build."""
+    header = tmp_path / "cuda_config.h"
+    header.write_text('#define TF_CUDA_VERSION "13.1.0"\n#define TF_CUDNN_VERSION "10"\n')
+    monkeypatch.setattr(cuda, "_find_header", lambda: header)
+    # Which keeps what it has read.
+    monkeypatch.setattr(cuda, "_header_versions", cuda._header_versions.__wrapped__)
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: {"is_cuda_build": True})
+    assert cuda.built_for() == cuda.Build("13.1.0", "10")
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: {"is_cuda_build": False})
+    assert cuda.built_for() == cuda.Build()
 
 
 def test_ptx_is_no_machine_code(monkeypatch):

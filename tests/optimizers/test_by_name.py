@@ -95,3 +95,60 @@ def test_no_such_optimizer(name, message):
 def test_addons_elsewhere():
     with pytest.raises(UserError, match=r"TensorFlow 2.15: .*`pip install -e '\.\[addons\]'`"):
         build_model(RUN.replace(optimizer="tfa:LAMB"))
+
+
+# --- Arguments, and a learning rate for each variable
+
+
+def test_arguments_of_an_optimizer():
+    optimizer = make("Lion", arguments=["beta_1=0.95", "beta_2= 1e-1"])
+    assert (optimizer.beta_1, optimizer.beta_2) == (0.95, 0.1)
+    assert make("adam", arguments=["amsgrad=true"]).amsgrad is True
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("beta_3=1", "adamw has no beta_3; its arguments are beta_1, beta_2, amsgrad"),
+        ("learning_rate=1", "give learning_rate by --learning_rate"),
+        ("clipnorm=1", "give clipnorm by --clip_norm"),
+        ("use_ema=true", "give use_ema by --ema_decay"),
+        ("beta_1=high", "beta_1 is 'high', but must be a number, true, false or none"),
+    ],
+)
+def test_arguments_that_an_optimizer_does_not_have(argument, message):
+    with pytest.raises(UserError, match=message):
+        make("adamw", arguments=[argument])
+
+
+@pytest.mark.skipif(KERAS_2, reason="needs Keras 3")
+@pytest.mark.parametrize("name", ["adamw", "lion", "lamb", "adafactor", "rmsprop"])
+def test_rate_factors_are_learning_rates_of_their_own(name):
+    """Each variable takes the steps of an optimizer with this learning rate."""
+    factors, random = [0.1, 1.0, 0.5], np.random.RandomState(0)
+    starts = [random.randn(3, 2).astype(np.float32) for _ in factors]
+    gradients = [[random.randn(3, 2).astype(np.float32) for _ in factors] for _ in range(3)]
+    variables = [keras.Variable(start) for start in starts]
+    options = {"weight_decay": 0.3, "clip_norm": None}
+    optimizer = make(name, **options, undecayed=variables[1:2], rate_factors=factors)
+    optimizer.build(variables)
+    assert type(optimizer).__name__.lower() == name
+    for step in gradients:
+        optimizer.apply(step, variables)
+    for index, factor in enumerate(factors):
+        alone = keras.Variable(starts[index])
+        theirs = getattr(keras.optimizers, type(optimizer).__name__)(
+            learning_rate=0.25 * factor,
+            **({"momentum": 0.8} if name == "rmsprop" else {}),
+            weight_decay=0.3 if index != 1 else 0.0,
+        )
+        theirs.build([alone])
+        for step in gradients:
+            theirs.apply([step[index]], [alone])
+        np.testing.assert_allclose(variables[index].numpy(), alone.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not KERAS_2, reason="of Keras 2")
+def test_rate_factors_need_keras_3():
+    with pytest.raises(UserError, match="layer_decay is not for optimizer=adam with Keras 2"):
+        make("adam", rate_factors=[0.5])

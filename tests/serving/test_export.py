@@ -313,6 +313,51 @@ def test_pixels_give_probabilities_in_the_order_of_classes(config, trained, expo
     assert answers["features"].shape == [9, 64]
 
 
+def test_temperature(config, trained, exported, validation, tmp_path, capfd):
+    """Probabilities become softmax(logits / temperature): powers of them, that add up to 1."""
+    grey = np.array([0, 99, 200], np.uint8)[:, None, None, None]
+    pixels = {"pixels": tf.constant(grey * np.ones([16, 16, 3], np.uint8))}
+    plain = load(exported).signatures["pixels"](**pixels)["probabilities"].numpy().astype("float64")
+
+    def scaled(temperature):
+        powers = plain ** (1 / temperature)
+        return powers / powers.sum(axis=1, keepdims=True)
+
+    warm = export(config, tmp_path / "warm", temperature=2.5)
+    found = load(warm).signatures["pixels"](**pixels)["probabilities"]
+    np.testing.assert_allclose(found, scaled(2.5), rtol=1e-4, atol=1e-7)
+    assert np.abs(found - plain).max() > 0.01
+    for source, value in ((config, 0.0), (config, -1.0), (config, float("nan"))):
+        with pytest.raises(UserError, match="must be positive"):
+            export(source, tmp_path / "none", temperature=value)
+    sigmoids = build_model(SMALL.replace(loss="binary_cross_entropy"))
+    with pytest.raises(UserError, match="temperature is of a softmax"):
+        export(sigmoids, tmp_path / "none", temperature=2.0)
+    assert not (tmp_path / "none").exists()
+
+
+def test_temperature_of_the_validation_images(config, trained, exported, tmp_path, monkeypatch):
+    """The command exports with what ``evaluate`` finds."""
+    found = {"temperature": 1.75, "examples": 9, "nll": 0.5, "nll_at_temperature": 0.25}
+    asked = []
+
+    def evaluate(config, **options):
+        asked.append((config.model_dir, options))
+        return found
+
+    monkeypatch.setattr("imagenet_fast.training.evaluate.evaluate", evaluate)
+    directory = str(tmp_path / "model")
+    arguments = [f"--model_dir={config.model_dir}", f"--saved_model={directory}"]
+    assert commands.run(["export", *arguments, "--temperature=auto"]) == 0
+    assert asked == [(config.model_dir, {"checkpoint": "last", "fit_temperature": True})]
+    pixels = tf.fill([1, 16, 16, 3], tf.constant(80, tf.uint8))
+    answers = [
+        load(d).signatures["pixels"](pixels=pixels)["probabilities"] for d in (exported, directory)
+    ]
+    powers = answers[0].numpy().astype("float64") ** (1 / 1.75)
+    np.testing.assert_allclose(answers[1], powers / powers.sum(), rtol=1e-4)
+
+
 def test_labels_have_names(validation, tmp_path):
     """Names of a data set's own, with letters that ASCII lacks."""
     names = [f"Fläche {index}" for index in range(10)]

@@ -1,5 +1,7 @@
 """Answers for image files, from Python and from the command line."""
 
+import csv
+import io
 import json
 import pathlib
 import types
@@ -47,7 +49,8 @@ def bad(images, tmp_path):
         data[path].write_bytes(content[: len(content) // 2])
     reasons = {str(path): "not a whole JPEG or PNG image" for path in data.values()}
     reasons[str(tmp_path / "none.jpg")] = "No such file or directory"
-    reasons[str(tmp_path)] = "Is a directory"
+    reasons[str(tmp_path / "folder")] = "a folder without images"
+    (tmp_path / "folder").mkdir()
     return reasons
 
 
@@ -240,6 +243,69 @@ def test_bad_files_are_listed_and_give_status_2(model, images, bad, capfd):
                 assert line.endswith(f"  error: {reason}")
         assert images[0] in finished.out[-1]
         assert "error" not in finished.out[-1]
+        assert finished.err[-1] == f"{len(bad) + 1} files, {len(bad)} unreadable"
+
+
+@pytest.fixture
+def folder(images, tmp_path):
+    """Images in subfolders, beside other files; and their names, sorted."""
+    names = ("b/2.png", "a/c/=1+1.jpg", "a/3.png", "b/1.jpeg")
+    for name in names:
+        path = tmp_path / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(pathlib.Path(images[0]).read_bytes())
+    (tmp_path / "images/a/half.jpg").write_bytes(b"\xff\xd8\xff")
+    for name in ("a/notes.txt", "a/.hidden.png", "b/Thumbs.db"):
+        (tmp_path / "images" / name).write_text("no image")
+    return tmp_path / "images", sorted([*names, "a/half.jpg"])
+
+
+def test_folders_are_walked_in_order(model, folder, images, answers):
+    root, names = folder
+    found = list(predict(model, [images[1], str(root), images[2]], batch_size=2))
+    files = [str(root / name) for name in names]
+    assert [answer["file"] for answer in found] == [images[1], *files, images[2]]
+    assert [answer["file"] for answer in found if "error" in answer] == [str(root / "a/half.jpg")]
+    assert flat([{**answers[0], "file": files[0]}]) == flat(found[1:2])
+
+
+@pytest.mark.parametrize("form", ["--output=out/a.csv", "--output=out/a.jsonl", "--csv"])
+def test_files_of_predictions(model, folder, capfd, monkeypatch, form):
+    root, names = folder
+    monkeypatch.chdir(root.parent)
+    finished = run(capfd, f"--saved_model={model}", form, "images")
+    assert finished.status == 2
+    assert finished.err[-1].endswith("5 files, 1 unreadable")
+    expected = list(predict(model, ["images"]))
+    assert [answer["file"] for answer in expected] == [f"images/{name}" for name in names]
+    path = pathlib.Path("out/a.csv" if form == "--csv" else form.partition("=")[2])
+    text = "\n".join(finished.out) if form == "--csv" else path.read_text()
+    if path.suffix == ".jsonl":
+        assert [json.loads(line) for line in text.splitlines()] == expected
+        return
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert len(rows) == len(expected)
+    for row, answer in zip(rows, expected):
+        assert (row["file"], row["error"]) == (answer["file"], answer.get("error", ""))
+        for rank in range(3):
+            best = answer["predictions"][rank] if "predictions" in answer else None
+            assert row[f"class{rank + 1}"] == (best["label"] if best else "")
+            probability = row[f"probability{rank + 1}"]
+            assert probability == (str(best["probability"]) if best else "")
+    if path.exists():
+        assert sorted(item.name for item in path.parent.iterdir()) == [path.name]
+        again = run(capfd, f"--saved_model={model}", form, "images")
+        assert "already exists" in again.err[-1]
+
+
+def test_wrong_output(model, images, capfd):
+    for flags, message in (
+        (["--output=a.txt"], "output: a.txt must end with .csv or .jsonl"),
+        (["--csv", "--json"], "json, csv and output exclude each other: give one of them"),
+    ):
+        finished = run(capfd, f"--saved_model={model}", *flags, images[0])
+        assert (finished.status, finished.out) == (2, [])
+        assert finished.err[-1].endswith(message)
 
 
 def test_wrong_arguments(model, images, capfd):

@@ -1,22 +1,42 @@
 """Evaluation of a checkpoint, against the model asked image by image."""
 
+import collections
+import csv
 import json
 import pathlib
 import shutil
 from types import SimpleNamespace
 
+import keras
 import numpy as np
 import pytest
+import scipy.optimize
+import scipy.special
 import tensorflow as tf
 from small_network import small_network
 
-from imagenet_fast import Config, UserError, build_model, commands, evaluate, export, make_dataset
+from imagenet_fast import (
+    Config,
+    UserError,
+    build_model,
+    commands,
+    evaluate,
+    export,
+    make_dataset,
+    models,
+)
+from imagenet_fast.data.evaluated import evaluated_images, file_names
+from imagenet_fast.data.examples import FILENAME, LABEL, decode_example
+from imagenet_fast.data.info import read_info
 from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import open_source
 from imagenet_fast.data.prepare.sources.arrays import ArraySource
+from imagenet_fast.data.records import read_records
+from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.training import evaluate as evaluation
 from imagenet_fast.training.checkpoints.checkpoint import Checkpoints
 from imagenet_fast.training.checkpoints.model_dir import claim_model_dir
+from imagenet_fast.training.step.calibration import calibration_error, reliability
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +65,8 @@ def saved(config):
 
 
 @pytest.fixture(scope="module")
-def expected(config, saved):
-    """Loss, top-1 and top-5, in NumPy."""
+def logits_and_labels(config, saved):
+    """Of all validation images, float64, in the order of the pipeline of one device."""
     images, labels = [], []
     for some_images, some_labels, _ in make_dataset(config, "validation"):
         real = some_labels.numpy() >= 0
@@ -55,6 +75,13 @@ def expected(config, saved):
     logits = saved(np.concatenate(images), training=False).numpy().astype("float64")
     labels = np.concatenate(labels)
     assert len(labels) == 359
+    return logits, labels
+
+
+@pytest.fixture(scope="module")
+def expected(logits_and_labels):
+    """Loss, top-1 and top-5, in NumPy."""
+    logits, labels = logits_and_labels
     right = logits[np.arange(359), labels]
     ranks = (logits > right[:, None]).sum(1)
     losses = np.log(np.exp(logits).sum(1)) - right
@@ -63,7 +90,10 @@ def expected(config, saved):
 
 def test_result(config, saved, expected):
     result = evaluate(config)
-    assert set(result) == {"loss", "top1", "top5", "examples", "skipped", "checkpoint"}
+    assert set(result) == {
+        *("loss", "top1", "top5", "top1_interval", "top5_interval", "ece"),
+        *("examples", "skipped", "checkpoint"),
+    }
     assert {name: result[name] for name in expected} == pytest.approx(expected, rel=1e-5)
     assert (result["examples"], result["skipped"]) == (359, 0)
     assert type(result["examples"]) is type(result["skipped"]) is int
@@ -177,6 +207,173 @@ def test_predictions_are_those_that_are_evaluated(config, on_device):
     assert right.mean() == pytest.approx(told["top1"])
 
 
+# --- Predictions, calibration, other test sets
+
+
+def read_predictions(path):
+    """Returns labels, best classes, probabilities and losses by file."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    best = [[row[f"class{rank}"] for rank in range(1, 6)] for row in rows]
+    probabilities = [[row[f"probability{rank}"] for rank in range(1, 6)] for row in rows]
+    return SimpleNamespace(
+        files=[row["file"] for row in rows],
+        labels=np.array([int(row["label"]) for row in rows]),
+        classes=np.array(best, int),
+        probabilities=np.array(probabilities, float),
+        losses=np.array([float(row["loss"]) for row in rows]),
+    )
+
+
+@pytest.fixture(scope="module")
+def knowing(config, saved, tmp_path_factory):
+    """A run that knows most images, and is too sure; and its model."""
+    config = config.replace(model_dir=str(tmp_path_factory.mktemp("knowing")))
+    model = build_model(config)
+    head, network = models.head(models.network_of(model)), models.network_of(model)
+    features = keras.Model(network.inputs, head.input)
+    images, labels, _ = map(np.concatenate, zip(*make_dataset(config, "validation")))
+    inputs = features(model.get_layer("normalize")(images)).numpy()
+    some = np.arange(359) % 4 > 0
+    weights = np.linalg.lstsq(inputs[some], np.eye(10)[labels[some]], rcond=None)[0]
+    head.kernel.assign(25 * weights)
+    claim_model_dir(config, model.labels)
+    Checkpoints(model, config).save(7, {"step": 7})
+    return config, model
+
+
+def test_predictions_temperature_and_calibration(knowing, tmp_path):
+    config, model = knowing
+    images, labels, _ = map(np.concatenate, zip(*make_dataset(config, "validation")))
+    logits = model(images, training=False).numpy().astype("float64")
+    path = tmp_path / "predictions.csv"
+    result = evaluate(config, predictions=str(path), fit_temperature=True)
+    # By the order of the shards, whatever the order in which they are read.
+    order = evaluated_images(read_info(config), config, make_strategy(config), "validation")
+    logits, labels = (part[np.argsort(order[order >= 0])] for part in (logits, labels))
+    found = read_predictions(path)
+    assert found.files == list(file_names(read_info(config), "validation"))
+    np.testing.assert_array_equal(found.labels, labels)
+    probabilities = scipy.special.softmax(logits, axis=1)
+    best = np.argsort(-logits, axis=1)[:, :5]
+    np.testing.assert_array_equal(found.classes, best)
+    expected = np.take_along_axis(probabilities, best, axis=1)
+    np.testing.assert_allclose(found.probabilities, expected, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(found.losses, losses_of(logits, labels, 1), rtol=1e-4, atol=1e-6)
+
+    def nll(inverse):
+        return losses_of(logits, labels, 1 / inverse).mean()
+
+    inverse = scipy.optimize.minimize_scalar(nll, bounds=(0.07, 10), options={"xatol": 1e-9}).x
+    assert result["temperature"] == pytest.approx(1 / inverse, rel=1e-4)
+    assert result["nll"] == pytest.approx(nll(1), rel=1e-5)
+    assert result["nll_at_temperature"] == pytest.approx(nll(inverse), rel=1e-5)
+    right = labels == best[:, 0]
+    for name, values in (
+        ("ece", probabilities),
+        ("ece_at_temperature", scipy.special.softmax(logits * inverse, axis=1)),
+    ):
+        bins = reliability(values.max(axis=1), right)
+        assert result[name] == pytest.approx(calibration_error(bins), abs=2e-3)
+    assert result["ece_at_temperature"] < result["ece"] / 2
+    with pytest.raises(UserError, match="already exists"):
+        evaluate(config, predictions=str(path))
+
+
+def losses_of(logits, labels, temperature):
+    scaled = scipy.special.log_softmax(logits / temperature, axis=1)
+    return -scaled[np.arange(len(labels)), labels]
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "workers"),
+    [
+        (["--strategy=mirrored", "--logical_cpus=3"], 0),
+        (["--strategy=multi_worker"], 2),
+        (["--strategy=multi_worker", "--shard_by=files"], 2),
+    ],
+    ids=["replicas", "workers", "workers_files"],
+)
+def test_replicas_and_workers_say_the_same(knowing, tmp_path, run_python, flags, workers):
+    config, _ = knowing
+    one = evaluate(config, predictions=str(tmp_path / "one.csv"), fit_temperature=True)
+    command = ["-m", "imagenet_fast", "evaluate", f"--model_dir={config.model_dir}", "--json"]
+    several = tmp_path / "several.csv"
+    more = [f"--predictions={several}", "--fit_temperature", "--eval_batch_size=36", *flags]
+    out = run_python([*command, *more], workers=workers).stdout
+    (line,) = (line for line in out.splitlines() if "{" in line)
+    told = json.loads(line[line.index("{") :])
+    assert set(told) == set(one)
+    for name, value in one.items():
+        if name != "checkpoint":
+            assert told[name] == pytest.approx(value, rel=1e-5), name
+    found, expected = read_predictions(several), read_predictions(tmp_path / "one.csv")
+    assert found.files == expected.files
+    for name in ("labels", "classes"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    for name in ("probabilities", "losses"):
+        pair = getattr(found, name), getattr(expected, name)
+        np.testing.assert_allclose(*pair, rtol=1e-4, atol=1e-7)
+
+
+def test_a_test_set_of_some_classes(with_some_classes, saved, tmp_path):
+    """Only its classes compete, by whatever names."""
+    config, (logits, labels) = with_some_classes, logits_of_some_classes(with_some_classes, saved)
+    (tmp_path / "map.json").write_text(json.dumps({name: int(name) for name in "0123456789"}))
+    own = [0, 1, 4, 7]
+    among_all = (logits.argmax(axis=1) == labels).mean()
+    logits, labels = logits[:, own].astype("float64"), np.searchsorted(own, labels)
+    for class_map in ("same", str(tmp_path / "map.json")):
+        path = tmp_path / f"{len(class_map)}.csv"
+        result = evaluate(config, class_map=class_map, per_class=True, predictions=str(path))
+        answers = logits.argmax(axis=1)
+        assert result["top1"] == pytest.approx((answers == labels).mean())
+        assert result["loss"] == pytest.approx(losses_of(logits, labels, 1).mean(), rel=1e-4)
+        assert result["top1"] > among_all
+        assert result["competing"] == 4
+        assert [row["name"] for row in result["classes"]] == [str(number) for number in own]
+        with path.open() as file:
+            rows = list(csv.DictReader(file))
+        assert "class4" in rows[0] and "class5" not in rows[0]
+        counts = collections.Counter(row["class1"] for row in rows)
+        assert counts == collections.Counter(str(own[answer]) for answer in answers)
+
+
+def test_a_class_map_that_lacks_classes(with_some_classes, saved, tmp_path):
+    config = with_some_classes
+    (tmp_path / "map.csv").write_text("7,7\n1,one\n4,4\n0,0\n")
+    with pytest.raises(UserError, match="the model has no class 'one'"):
+        evaluate(config, class_map=str(tmp_path / "map.csv"))
+
+
+def test_several_right_labels(config, saved, logits_and_labels, tmp_path):
+    logits, _ = logits_and_labels
+    order = evaluated_images(read_info(config), config, make_strategy(config), "validation")
+    answers = logits.argmax(axis=1)[np.argsort(order[order >= 0])]
+    names = list(file_names(read_info(config), "validation"))
+    generator = np.random.default_rng(0)
+    lists = [generator.choice(10, generator.integers(0, 4), False).tolist() for _ in names]
+    right = [answer in own for answer, own in zip(answers, lists) if own]
+    by_name = dict(zip(names, lists))
+    for content in (by_name, [by_name[name] for name in sorted(names)]):
+        (tmp_path / "real.json").write_text(json.dumps(content))
+        result = evaluate(config, right_labels=str(tmp_path / "real.json"))
+        assert result["any_label_top1"] == pytest.approx(np.mean(right), abs=1e-9)
+        assert result["any_label_examples"] == len(right) < 359
+        assert result["top1"] != pytest.approx(result["any_label_top1"], abs=0.01)
+    with pytest.raises(UserError, match="class_map excludes right_labels"):
+        evaluate(config, right_labels="a.json", class_map="same")
+
+
+def test_sigmoids_have_no_temperature(config, saved, tmp_path):
+    sigmoids = config.replace(loss="binary_cross_entropy", model_dir=str(tmp_path))
+    claim_model_dir(sigmoids, saved.labels)
+    with pytest.raises(UserError, match="fit_temperature is of a softmax"):
+        evaluate(sigmoids, fit_temperature=True)
+
+
 @pytest.mark.long
 def test_command_prints_a_table(config, saved, expected, capfd):
     arguments = ["evaluate", f"--model_dir={config.model_dir}"]
@@ -184,9 +381,10 @@ def test_command_prints_a_table(config, saved, expected, capfd):
     table = dict(line.split(maxsplit=1) for line in capfd.readouterr().out.splitlines())
     assert table == {
         "checkpoint": f"{config.model_dir}/checkpoints/ckpt-7",
-        "top-1": f"{expected['top1']:.2%}",
-        "top-5": f"{expected['top5']:.2%}",
+        "top-1": f"{expected['top1']:.2%}  95% interval 9.3% to 16.1%",
+        "top-5": f"{expected['top5']:.2%}  95% interval 47.2% to 57.5%",
         "loss": f"{expected['loss']:.4f}",
+        "ECE": "53.52%  expected calibration error",
         "images": "359",
     }
 
@@ -207,7 +405,7 @@ def test_command_prints_the_metrics_of_each_class(config, saved, capfd, monkeypa
     monkeypatch.setattr(evaluation, "evaluate", lambda *_, **__: result)
     assert commands.run(arguments) == 0
     lines = capfd.readouterr().out.split("\n\n")[1].splitlines()
-    assert lines[0].split() == ["class", "recall", "precision", "F1", "images"]
+    assert lines[0].split() == ["class", "recall", "95%", "interval", "precision", "F1", "images"]
     recalls = [float(line.split()[1].rstrip("%")) for line in lines[1:5]]
     assert recalls == sorted(recalls)
     assert lines[5] == "... and 6 more; --json has all"
@@ -251,6 +449,21 @@ def test_validation_images_where_there_is_a_test_split(with_test, saved):
     assert evaluate(with_test)["examples"] == 30
 
 
+def test_training_images_are_evaluated_as_others(with_test, saved, tmp_path):
+    """Each once, and not augmented."""
+    config = with_test.replace(sampling="balanced", rand_augment="2,9")
+    path = tmp_path / "train.csv"
+    result = evaluate(config, "train", predictions=str(path))
+    shards = read_info(config).splits["train"].paths
+    records = [decode_example(record) for shard in shards for record in read_records(shard)]
+    found = read_predictions(path)
+    assert found.files == [fields[FILENAME][0].decode() for fields in records]
+    assert found.labels.tolist() == [fields[LABEL][0] for fields in records]
+    assert result["examples"] == len(found.files) == 40
+    assert result["top1"] == pytest.approx((found.classes[:, 0] == found.labels).mean())
+    assert result["loss"] == evaluate(with_test, "train")["loss"]
+
+
 @pytest.mark.long
 def test_a_notebook_evaluates_on_the_test_split(with_test, saved):
     told = saved.evaluate(make_dataset(with_test, "test"), verbose=0, return_dict=True)
@@ -267,7 +480,7 @@ def test_command_evaluates_on_the_test_split(config, saved, with_test, capfd):
     assert commands.run([*arguments, "--split=test"]) == 2
     assert "digits has no test shards, only those of train, validation" in capfd.readouterr().err
     assert commands.run([*arguments, "--split=tets"]) == 2
-    assert "must be validation or test; did you mean 'test'?" in capfd.readouterr().err
+    assert "must be validation, test or train; did you mean 'test'?" in capfd.readouterr().err
 
 
 @pytest.mark.long
@@ -418,19 +631,26 @@ def with_some_classes(config, saved, tmp_path_factory):
     splits = {"train": (images[:4], numbers[:4]), "validation": (images, numbers)}
     directory = tmp_path_factory.mktemp("some classes") / "data"
     prepare(ArraySource("digits", "some", labels, splits), directory, progress=False)
-    true = np.array([item.label for item in items])
-    return config.replace(data_dir=str(directory)), true
+    return config.replace(data_dir=str(directory))
+
+
+def logits_of_some_classes(config, saved):
+    """Of its 30 images, with their classes in the run."""
+    batches = [
+        (saved(images, training=False).numpy(), labels)
+        for images, labels, _ in make_dataset(config, "validation")
+    ]
+    logits, labels = map(np.concatenate, zip(*batches))
+    assert len(labels) == 30
+    return logits, np.array([7, 1, 4, 0])[labels]
 
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_data_that_lacks_classes_of_the_run(with_some_classes, saved, on_device, capfd):
-    config, labels = with_some_classes
-    config = config.replace(data_on_device=on_device, augment_in_groups=on_device)
+    logits, labels = logits_of_some_classes(with_some_classes, saved)
+    config = with_some_classes.replace(data_on_device=on_device, augment_in_groups=on_device)
     result = evaluate(config, per_class=True)
-    plain = config.replace(data_on_device=False, augment_in_groups=False)
-    batches = make_dataset(plain, "validation")
-    logits = np.concatenate([saved(images, training=False).numpy() for images, _, _ in batches])
-    answers = logits[:30].argmax(1)
+    answers = logits.argmax(1)
     assert result["examples"] == 30
     assert 0 < result["top1"] == pytest.approx((answers == labels).mean())
     counts = {row["name"]: row["images"] for row in result["classes"]}

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast import Config, UserError, build_model, evaluate, export, make_dataset, train
-from imagenet_fast.base.keras_2 import KERAS_2, layers_in, tensorflow_variables
+from imagenet_fast.base.keras_2 import KERAS_2, KERAS_3_16, layers_in, tensorflow_variables
 from imagenet_fast.base.option import option_text
 from imagenet_fast.layers import (
     BatchNormalization,
@@ -21,7 +21,10 @@ from imagenet_fast.layers import (
 from imagenet_fast.layers.seeds import seed_states
 from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import build_custom, keras_batch_norms, name_of
+from imagenet_fast.models.shape_only import shape_only
+from imagenet_fast.training.build.model import build_classifier
 from imagenet_fast.training.checkpoints.checkpoint import restore_weights
+from imagenet_fast.training.run import with_model
 
 STEPS = 4
 RAW = {"pixel_mean": (0, 0, 0), "pixel_std": (1, 1, 1)}
@@ -477,6 +480,24 @@ def test_batch_norms_that_cannot_be_replaced(config, capsys):
     assert "Keras cannot copy it (GhostBatchNorm" in capsys.readouterr().err
 
 
+def test_batch_norms_of_a_shape_only_model_are_replaced(config):
+    """As ``plan`` and pipelines make it, also with weights that then have no values."""
+
+    def make(num_classes, image_shape):
+        images = keras.Input(image_shape)
+        x = keras.layers.Dense(32)(keras.layers.Flatten()(images))  # 6,144 weights
+        x = keras.layers.BatchNormalization(epsilon=0.01)(x)
+        return keras.Model(images, keras.layers.Dense(num_classes)(x))
+
+    with shape_only():
+        network = network_of(build_classifier(config.replace(model="custom"), "ab", make))
+    assert not keras_batch_norms(network)
+    assert [own.epsilon for own in layers_in(network) if isinstance(own, BatchNormalization)] == [
+        0.01
+    ]
+    assert tuple(network.weights[0].shape) == (192, 32)
+
+
 def test_ghost_batch_norm(config):
     ghosts = config.replace(model="custom", batch_norm_batch_size=8)
     network = network_of(build_model(ghosts, model=with_batch_norms))
@@ -550,7 +571,11 @@ def test_initial_weights_are_not_dropped_silently(config):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda num_classes: None, r"function of the number of classes and the shape.*too many"),
+        (lambda num_classes: None, r"such as def build\(num_cl.*, but takes \(num_classes\)$"),
+        (
+            keras.applications.MobileNetV2,
+            r"give --model=keras:MobileNetV2, or .*: return keras.applications.MobileNetV2\(",
+        ),
         (fails, r"model failed: KeyError: 'filters' \(\S+test_own_model.py, line \d+\)$"),
         (tf_keras, r"returned a tf_keras\.src\S+Functional, of tf_keras: .*`import keras`"),
         (TfKerasModel(), r"^model is a tests\S+TfKerasModel, of tf_keras: .*`import keras`"),
@@ -561,7 +586,7 @@ def test_initial_weights_are_not_dropped_silently(config):
         (Subclassed(10, (8, 8, 3)), "Subclassed is a subclass of keras.Model.*give a function"),
         (around_a_subclass(), r"cannot be copied \(Subclassed in it is a subclass of keras.Model"),
         (gray, "cannot take images of shape .8, 8, 3.: ValueError: Input 0 .*of layer"),
-        ("resnet50", "model is 'resnet50', but it must be a function"),
+        (3, "model is 3, but it must be a function"),
     ],
 )  # fmt: skip
 def test_refused(model, message):
@@ -587,8 +612,18 @@ class Required(Subclassed):
         return factor * super().call(images)
 
 
-def test_a_model_whose_call_needs_training(config, tmp_path):
-    model = build_model(config, model=Required)
+class WithDefault(Required):
+    def call(self, images, training=False):
+        return super().call(images, training)
+
+
+@pytest.mark.parametrize("make", [Required, WithDefault])
+def test_a_model_whose_call_has_training(config, make, tmp_path):
+    if KERAS_3_16 and make is Required:
+        with pytest.raises(UserError, match=r"needs training, .* with a default: call\(self, im"):
+            build_model(config, model=make)
+        return
+    model = build_model(config, model=make)
     images = np.full((2, 8, 8, 3), 9, "uint8")
     logits = model(images, training=False).numpy()
     np.testing.assert_allclose(model(images, training=True), 2 * logits, rtol=1e-6)
@@ -630,8 +665,10 @@ def test_a_sigmoid_at_the_end_gets_a_warning(capsys):
 
     build_custom("custom", lambda *_: model("sigmoid"), 10, (8, 8, 3))
     assert "model ends in a sigmoid, whose outputs the loss takes as" in capsys.readouterr().err
-    build_custom("custom", lambda *_: model("softmax"), 10, (8, 8, 3))
-    assert "ends in" not in capsys.readouterr().err
+    build_custom("custom:softmax", lambda *_: model("softmax"), 10, (8, 8, 3))
+    errors = capsys.readouterr().err
+    assert "ends in" not in errors
+    assert "model custom:softmax: the softmax at its end is left out, because the" in errors
     inside = [keras.Input((8, 8, 3)), model("sigmoid")]
     build_custom("custom:inside", lambda *_: keras.Sequential(inside), 10, (8, 8, 3))
     assert "inside ends in a sigmoid" in capsys.readouterr().err
@@ -705,6 +742,7 @@ def test_names():
     assert name_of(functional) == f"{__name__}:functional"
     assert name_of(Subclassed.call) == f"{__name__}:Subclassed.call"
     assert name_of(lambda *_: None) == name_of(functional(3, (8, 8, 3))) == "custom"
+    assert name_of("my_module:build") == "my_module:build"
 
 
 MODULE = """
@@ -739,6 +777,23 @@ def test_modules_of_the_working_directory(text, name, message, tmp_path, monkeyp
         assert message in str(error.value)
     else:
         assert build_custom(name, None, 10, (8, 8, 3)).output_shape == (None, 10)
+
+
+def test_a_function_by_its_name(config, tmp_path, monkeypatch, capsys):
+    """Of the working directory, where another module of the name would come later."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "other"), *sys.path])
+    for folder in (tmp_path, tmp_path / "other"):
+        folder.mkdir(exist_ok=True)
+        (folder / "named_twice.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    model = build_model(config, model="named_twice:build")
+    assert model.config.model == "named_twice:build"
+    assert f"model named_twice:build: of {tmp_path}/named_twice.py" in capsys.readouterr().err
+    assert model.custom() == "named_twice:build"
+    initial = config.replace(model="resnet8", initial_weights="runs/none")
+    with pytest.raises(UserError, match="is not for a network of your own"):
+        build_model(initial, model="named_twice:build")
+    assert with_model(initial, "resnet8") == initial
 
 
 # --- The command line

@@ -24,6 +24,7 @@ from imagenet_fast.data.manifest import Manifest, Shard, Skipped, Split
 from imagenet_fast.data.prepare import journal as prepare_journal
 from imagenet_fast.data.prepare import plan as prepare_plan
 from imagenet_fast.data.prepare.sources import ListedFile, open_source
+from imagenet_fast.training import test_sets
 from imagenet_fast.training.checkpoints import config_file
 
 _LABELS = ("cat", "dog", "grey wolf")
@@ -403,6 +404,43 @@ def _read_parquet(folder: pathlib.Path, data: bytes) -> None:
     _read_all(open_source("huggingface", place))
 
 
+def _image_converters(folder: pathlib.Path) -> list[bytes]:
+    size, scale, offset = [64, 64], [0.017, 0.018, 0.019], [-2.1, -2.0, -1.8]
+    configs = [
+        {"image_size": size, "scale": scale, "offset": offset},
+        {"image_size": size, "scale": 1 / 255, "mean": offset, "variance": scale},
+    ]
+    return [json.dumps({"class_name": "ImageConverter", "config": c}).encode() for c in configs]
+
+
+def _read_image_converter(folder: pathlib.Path, data: bytes) -> None:
+    from imagenet_fast.models.keras_hub import preset_image_size, preset_normalization
+
+    (folder / "image_converter.json").write_bytes(data)
+    preset_image_size(folder)
+    preset_normalization(folder)
+
+
+def _class_maps(folder: pathlib.Path) -> list[bytes]:
+    return [json.dumps({"n01": "cat", "n02": 1, "n03": "grey wolf"}).encode()]
+
+
+def _read_class_map(folder: pathlib.Path, data: bytes, suffix: str = "json") -> None:
+    (folder / f"map.{suffix}").write_bytes(data)
+    test_sets.competing_classes(str(folder / f"map.{suffix}"), ("n03", "n01"), _LABELS)
+
+
+def _right_labels(folder: pathlib.Path) -> list[bytes]:
+    return [b"[[0], [], [2, 1]]", json.dumps({"1.png": [0], "a/2.png": []}).encode()]
+
+
+def _read_right_labels(folder: pathlib.Path, data: bytes) -> None:
+    (folder / "real.json").write_bytes(data)
+    path = str(folder / "real.json")
+    found = test_sets.read_right_labels(path, len(_LABELS))
+    test_sets.right_labels_of(path, found, ("1.png", "2.png", "3.png")[: len(found)])
+
+
 TARGETS: dict[str, tuple[Make, Read, Mutate | None]] = {
     "manifest": (_manifests, _read_manifest, mutate_json),
     "journal": (_journals, _read_journal, mutate_json),
@@ -415,6 +453,7 @@ TARGETS: dict[str, tuple[Make, Read, Mutate | None]] = {
     "shard": (_shards, _read_shard, mutate_records),
     "index": (_indexes, _read_index, None),
     "hdf5": (_hdf5_files, _read_hdf5, None),
+    "image_converter": (_image_converters, _read_image_converter, mutate_json),
     "idx": (_idx_files, _read_idx, None),
     "idx_gz": (lambda folder: _idx_files(folder, packed=True), _read_idx, None),
     "cifar": (_cifar_files, _read_cifar, None),
@@ -424,4 +463,11 @@ TARGETS: dict[str, tuple[Make, Read, Mutate | None]] = {
     "csv": (_lists, _read_list, None),
     "json_lines": (_json_lists, _read_json_list, mutate_json),
     "parquet": (_parquets, _read_parquet, None),
+    "class_map": (_class_maps, _read_class_map, mutate_json),
+    "class_map_csv": (
+        lambda _: [b"n01,cat\nn02,1\nn03,grey wolf\n"],
+        lambda folder, data: _read_class_map(folder, data, "csv"),
+        None,
+    ),
+    "right_labels": (_right_labels, _read_right_labels, mutate_json),
 }

@@ -19,7 +19,7 @@ from imagenet_fast.lab.planning.gantt import gantt
 from imagenet_fast.lab.planning.step_costs import slots_of
 from imagenet_fast.models import network_of
 from imagenet_fast.models.blocks import cut
-from imagenet_fast.models.options import is_custom
+from imagenet_fast.models.options import MODEL_NAMES
 from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.pipeline_parallel.balance import best_balance
 from imagenet_fast.pipeline_parallel.gpipe import default_devices
@@ -217,7 +217,7 @@ class PipelinePlan:
     def _network(self) -> str:
         """Returns the network's name, and its options that differ from the defaults."""
         config, default = self.config, Config()
-        names = [] if is_custom(config.model) else models.option_names(config.model)
+        names = models.option_names(config.model) if config.model in MODEL_NAMES else []
         options = [
             f"{name}={option_text(getattr(config, name))}"
             for name in names

@@ -45,7 +45,7 @@ from imagenet_fast.lab.xla_compile.gpus import GpuTopology
 from imagenet_fast.lab.xla_compile.lower import LoweredStep, lower_step
 from imagenet_fast.lab.xla_compile.progress import doing
 from imagenet_fast.lab.xla_compile.search import batch_sizes, divisors, largest_that_fits
-from imagenet_fast.models.options import is_custom
+from imagenet_fast.models.options import MODEL_NAMES
 from imagenet_fast.training.build.model import build_model
 from imagenet_fast.training.step.classifier import Classifier
 
@@ -224,7 +224,7 @@ class _Recipe:
         """Checks and compiles a variant's step."""
         images, classes = config.batch_size // self.replicas, len(model.labels)
         checks = (
-            *check_types(step, config, images, classes, is_custom(config.model)),
+            *check_types(step, config, images, classes, config.model not in MODEL_NAMES),
             *check_all_reduces(step.module, config, model),
         )
         with doing(f"compiling it for {self.topology.name}, which takes a minute or more"):

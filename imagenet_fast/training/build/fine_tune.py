@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from imagenet_fast import models
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.base.keras_2 import name_of
 from imagenet_fast.base.notices import warn_once
@@ -19,8 +22,13 @@ from imagenet_fast.data.options import DataOptions
 from imagenet_fast.distribute.one_call import assign_everywhere
 from imagenet_fast.layers import Dropout
 from imagenet_fast.models import load, network_of
+from imagenet_fast.models.applications import application_weights, corrected_variance
+from imagenet_fast.models.custom import use_restored_statistics
+from imagenet_fast.models.depth import blocks_of, name_of_block
 from imagenet_fast.models.keras_applications import load_keras_applications_weights
-from imagenet_fast.models.options import is_custom
+from imagenet_fast.models.keras_hub import PRESET_WEIGHTS, preset_weights
+from imagenet_fast.models.libraries import pretrained_weights
+from imagenet_fast.models.options import is_custom, library_of
 from imagenet_fast.training.build.saved_model import read_saved_model
 from imagenet_fast.training.checkpoints.checkpoint import restore_weights
 from imagenet_fast.training.checkpoints.config_file import CONFIG_FILE, stored_config
@@ -30,6 +38,8 @@ from imagenet_fast.training.step.classifier import Classifier
 
 # Weights by layer name and weight name.
 Weights = Mapping[str, Mapping[str, np.ndarray]]
+# Weights by their full names, in the order of a network's.
+NamedArrays = Sequence[tuple[str, np.ndarray]]
 
 # Pixel mean of Keras applications' pretrained networks: red, green, blue.
 _KERAS_MEAN = (123.68, 116.779, 103.939)
@@ -40,6 +50,16 @@ _UNSEEN_IN_WEIGHTS = (
 )
 # Bytes of a head for many classes, which a network for others does not have.
 _MOST_BEYOND_NETWORK = 2**30
+ALL_BUT_HEAD = "all_but_head"
+# Where layers' names begin with fewer words, as in ConvNeXt, messages have those of blocks.
+_LEAST_PARTS = 3
+_SOURCES_OF_LIBRARIES = (
+    "the model_dir of a run with this network, a preset folder of KerasHub, a .keras file that "
+    "`model.save` wrote or, for keras:NAME, a .weights.h5 file that `model.save_weights` wrote; "
+    "what Keras published goes into its cache, for --pretrained"
+)
+# Of classification heads of libraries, which those who fine-tune may have replaced.
+_OF_HEAD = re.compile(r"(^|/)(logits|predictions|pre_logits)/[^/]+$")
 _SOURCES = (
     "the model_dir of a trained run, a SavedModel that `export` or tf_keras wrote, a .keras file "
     "that `model.save` wrote, or a file of Keras applications' weights (.h5)"
@@ -50,26 +70,39 @@ def freeze(network: keras.Model, through: str) -> None:
     """Freezes a network's first layers, with the moving averages of their batch norm.
 
     Args:
-      network: functional, from ``models.build``.
+      network: functional, from ``models.build`` or of a library.
       through: the last layers to freeze: a layer's name, or the prefix of a part's layers
-        (``stage2`` for ``stage2_block1_conv1`` and so on).
+        (``stage2`` for ``stage2_block1_conv1`` and so on); a number of ``blocks_of``; or
+        ``all_but_head``.
 
     Raises:
       UserError: if there are no such layers, or none is left to train.
     """
-    names = [layer.name for layer in network.layers]
-    matching = [i for i, name in enumerate(names) if f"{name}_".startswith(f"{through}_")]
-    if not matching:
-        before_logits = names[1 : names.index("logits")]
-        parts = list(dict.fromkeys(name.split("_")[0] for name in before_logits))
+    frozen = _through(network.layers, through)
+    blocks = [] if frozen else blocks_of(network)
+    if through == ALL_BUT_HEAD or through.isdecimal():
+        count = len(blocks) - 1 if through == ALL_BUT_HEAD else int(through)
+        frozen = list(itertools.chain(*blocks[:count]))
+    elif not frozen:  # in a network of a library, they may be in its backbone
+        frozen = _through(list(itertools.chain(*blocks)), through)
+    if not frozen:
+        names = [name_of_block(block) for block in blocks[:-1]]
+        parts = list(dict.fromkeys(name.split("_")[0] for name in names))
+        parts = names if len(parts) < _LEAST_PARTS else parts
         raise UserError(
             f"freeze_through={through}: {network.name} has no such layers"
             f"{nearest(through, parts)}; its parts are {', '.join(parts)}"
         )
-    for layer in network.layers[: matching[-1] + 1]:
+    for layer in frozen:
         layer.trainable = False
     if not network.trainable_variables:
         raise UserError(f"freeze_through={through} leaves nothing of {network.name} to train")
+
+
+def _through(layers: Sequence[keras.layers.Layer], through: str) -> list[keras.layers.Layer]:
+    """Returns the layers through the last whose name is, or begins with, this; none: no layer's."""
+    matching = [i for i, own in enumerate(layers) if f"{own.name}_".startswith(f"{through}_")]
+    return list(layers[: matching[-1] + 1]) if matching else []
 
 
 def load_initial_weights(
@@ -92,24 +125,25 @@ def load_initial_weights(
     """
     config, network = model.config, network_of(model)
     assert config is not None
+    if library_of(config.model):
+        source, has_head = _load_of_library(model, rebuild)
+        model.restart_shadow_weights()
+        head = "including" if has_head else "except"
+        return f"initial weights: those of {source}, {head} the classification head"
     path = to_path(config.initial_weights)
     labels: tuple[str, ...] = ()  # which files of Keras do not have
     if path.is_file() and path.suffix != ".keras":
         _set_from_keras(network, config, path)
     else:
         if path.is_file():
-            weights = _by_layer(load(path).variables)
+            weights = _by_layer(_named(load(path).variables))
         elif (path / "saved_model.pb").is_file():
             weights, labels = _read_export(path, network)
         elif (path / CONFIG_FILE).is_file():
-            run = stored_config(str(path))
-            if is_custom(run.model):
-                raise UserError(
-                    f"initial_weights: the network of the run in {path} is code, {run.model}: load "
-                    "its weights in the function that makes your network"
-                )
+            run = _run_in(path)
             _warn_of_another_network(config, run)
-            weights, labels = _read_run(run, rebuild)
+            arrays, labels = _read_run(run, rebuild)
+            weights = _by_layer(arrays)
         elif path.exists():
             raise UserError(f"initial_weights: {path} is neither {_SOURCES}")
         else:
@@ -120,6 +154,88 @@ def load_initial_weights(
     model.restart_shadow_weights()
     head = "including" if labels == model.labels else "except"
     return f"initial weights: those of {path}, {head} the classification head (logits)"
+
+
+def _load_of_library(
+    model: Classifier, rebuild: Callable[[Config, Sequence[str]], Classifier]
+) -> tuple[str, bool]:
+    """Loads weights into a network of a library.
+
+    Returns:
+      Their source, and whether it has the classification head, too.
+    """
+    config, network = model.config, network_of(model)
+    assert config is not None
+    if config.pretrained:
+        _set_in_order(network, _named(pretrained_weights(config.model)), config.model)
+        return f"{config.model}, pretrained", False
+    path = to_path(config.initial_weights)
+    if not path.exists():
+        raise UserError(f"initial_weights: {path} does not exist: give {_SOURCES_OF_LIBRARIES}")
+    labels: tuple[str, ...] = ()
+    if (path / PRESET_WEIGHTS).is_file():
+        arrays = _named(preset_weights(path))
+    elif (path / CONFIG_FILE).is_file():
+        arrays, labels = _read_run(_run_in(path), rebuild)
+    elif path.suffix == ".keras":
+        arrays = _named(load(path).weights)
+    elif path.name.endswith(".weights.h5") and config.model.startswith("keras:"):
+        arrays = _named(application_weights(config.model.partition(":")[2], path))
+    else:
+        raise UserError(f"initial_weights: {path} is not {_SOURCES_OF_LIBRARIES}")
+    _set_in_order(network, arrays, path, with_head=labels == model.labels)
+    return str(path), labels == model.labels
+
+
+def _set_in_order(
+    network: keras.Model, source: NamedArrays, name: object, *, with_head: bool = False
+) -> None:
+    """Sets a network's weights to others in the same order, which may end before the head.
+
+    Names would not do: Keras numbers layers that have none, and those inside of others recur.
+
+    Args:
+      network: of a library.
+      source: weights of the same network, with or without a head of any kind.
+      name: of the source, for messages.
+      with_head: whether to set the last layer, too.
+    """
+    head = models.head(network)
+    last = {id(variable) for variable in head.weights} if head and not with_head else set()
+    variables, values = [], []
+    others = itertools.chain(source, itertools.repeat(("nothing", np.zeros(()))))
+    for variable, (full_name, value) in zip(filter(_is_floating, network.weights), others):
+        if id(variable) in last:
+            break
+        own, shape = name_of(variable), tuple(variable.shape)
+        role = _role(own)
+        if (_role(full_name), value.shape) != (role, shape):
+            if _OF_HEAD.search(own):  # files may have another one
+                break
+            raise UserError(
+                f"initial_weights: {name} holds another network than {network.name}: in place of "
+                f"{own} of {shape} it has {full_name} of {value.shape}"
+            )
+        variables.append(variable)
+        values.append(corrected_variance(value) if role == "variance" else value)
+    assign_everywhere(variables, values)
+    use_restored_statistics(network)
+
+
+def _role(name: str) -> str:
+    """Returns ``kernel`` of ``layer/kernel``, and ``variable`` of ``layer/variable_3``."""
+    return re.sub(r"_\d+$", "", name.rpartition("/")[2])
+
+
+def _run_in(path: Path) -> Config:
+    """Returns the configuration of a run whose network is no code."""
+    run = stored_config(str(path))
+    if is_custom(run.model):
+        raise UserError(
+            f"initial_weights: the network of the run in {path} is code, {run.model}: load "
+            "its weights in the function that makes your network"
+        )
+    return run.replace(pretrained=False, freeze_through="")
 
 
 def _warn_of_another_network(config: Config, run: Config) -> None:
@@ -135,13 +251,13 @@ def _warn_of_another_network(config: Config, run: Config) -> None:
 
 def _read_run(
     run: Config, rebuild: Callable[[Config, Sequence[str]], Classifier]
-) -> tuple[Weights, tuple[str, ...]]:
+) -> tuple[NamedArrays, tuple[str, ...]]:
     """Returns the (moving-average) weights of a run's last checkpoint, and its classes."""
     with no_larger_than(checkpoint_of(run.model_dir)):
         model = rebuild(run.on_one_device(), read_labels(run.model_dir))
     restore_weights(model, run.model_dir)
     with model.averaged_weights():
-        return _by_layer(network_of(model).variables), model.labels
+        return _named(network_of(model).weights), model.labels
 
 
 def _read_export(path: Path, network: keras.Model) -> tuple[Weights, tuple[str, ...]]:
@@ -160,12 +276,20 @@ def _read_export(path: Path, network: keras.Model) -> tuple[Weights, tuple[str, 
     return weights, labels
 
 
-def _by_layer(variables: Iterable[tf.Variable]) -> Weights:
+def _named(variables: Iterable[tf.Variable]) -> NamedArrays:
+    """Returns the names and values of weights, without states of random layers and counts."""
+    return [(name_of(own), own.numpy()) for own in variables if _is_floating(own)]
+
+
+def _is_floating(variable: tf.Variable) -> bool:
+    return tf.as_dtype(variable.dtype).is_floating
+
+
+def _by_layer(arrays: NamedArrays) -> Weights:
     weights: dict[str, dict[str, np.ndarray]] = {}
-    for variable in variables:
-        if tf.as_dtype(variable.dtype).is_floating:  # the state of dropout is not
-            layer, name = _layer_and_name(name_of(variable))
-            weights.setdefault(layer, {})[name] = variable.numpy()
+    for full_name, value in arrays:
+        layer, name = _layer_and_name(full_name)
+        weights.setdefault(layer, {})[name] = value
     return weights
 
 

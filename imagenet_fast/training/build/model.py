@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.keras_2 import KERAS_2, NOT_TRAINING
+from imagenet_fast.base.keras_2 import KERAS_2
 from imagenet_fast.base.notices import say, warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.shared_options import SharedOptions
@@ -28,8 +28,8 @@ from imagenet_fast.distribute.tpu import is_tpu
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.layers.seeds import UnseededDraws
 from imagenet_fast.models import network_of
-from imagenet_fast.models.custom import CustomModel
-from imagenet_fast.models.options import is_custom
+from imagenet_fast.models.custom import CustomModel, needed_arguments
+from imagenet_fast.models.options import MODEL_NAMES, is_custom
 from imagenet_fast.optimizers.lookahead import Lookahead
 from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.optimizers.weight_average import WeightAverage
@@ -40,6 +40,7 @@ from imagenet_fast.training.build.fine_tune import freeze, load_initial_weights
 from imagenet_fast.training.build.fusion_trials import choose_fusion
 from imagenet_fast.training.build.network import (
     build_network,
+    pixel_normalization,
     precision_policy,
     with_stages_for_devices,
 )
@@ -76,8 +77,8 @@ def build_model(
       strategy: the strategy; None: the one that ``config`` describes.
       model: your own network instead of ``config.model``: a function from the number of classes and
         the (height, width, 3) of an image to a Keras model that returns logits, called in the
-        strategy's scope and under the precision policy; or a functional or sequential Keras model,
-        which is copied with its weights.
+        strategy's scope and under the precision policy; the name of one, ``module:function``; or a
+        functional or sequential Keras model, which is copied with its weights.
 
     Raises:
       UserError: if the data, the hardware, the initial weights or an option cannot be used.
@@ -120,7 +121,8 @@ def build(
             f"model {classifier.name} has nothing to train: all its layers have trainable = False, "
             "or are in a model or layer that has"
         )
-    if config.initial_weights and not restored:
+    starts_trained = bool(config.initial_weights) or config.pretrained
+    if starts_trained and not restored:
         say(load_initial_weights(classifier, build_classifier))
     with classifier.distribute_strategy.scope():
         if classifier.mixer is not None:
@@ -143,7 +145,7 @@ def build(
         classifier.all_reduce = build_all_reduce(config, classifier.pipeline, fusion)
         classifier.all_reduce.fusion.check(len(classifier.trainable_variables))
     # Reading images takes longest: all other errors come before.
-    if not config.initial_weights and not restored:
+    if not starts_trained and not restored:
         whiten(network_of(classifier), run)
         classifier.restart_shadow_weights()
     proxy = classifier.selection.proxy
@@ -273,9 +275,9 @@ def build_classifier(
         if config.freeze_through:
             freeze(network, config.freeze_through)
         pixels = keras.Input(shape, dtype="uint8", name="pixels")
-        normalize = PixelNormalization(config.pixel_mean, config.pixel_std, name="normalize")
+        normalize = PixelNormalization(*pixel_normalization(config), name="normalize")
         # Keras returns a list if a network of the user has one of a single output.
-        (logits,) = tf.nest.flatten(network(normalize(pixels), **NOT_TRAINING))
+        (logits,) = tf.nest.flatten(network(normalize(pixels), **needed_arguments(network)))
         if logits.dtype != tf.float32:  # of a network of the user
             logits = keras.layers.Activation("linear", dtype="float32", name="float32")(logits)
         model = Classifier(
@@ -350,7 +352,7 @@ def _all_reduce(options: ClusterOptions, fusion: Fusion, name: str, place: int =
 
 def _unseeded_draws(config: Config) -> UnseededDraws | None:
     """Returns what a network of the user may need."""
-    if KERAS_2 or not is_custom(config.model) or config.pipeline_stages > 1:
+    if KERAS_2 or config.model in MODEL_NAMES or config.pipeline_stages > 1:
         return None
     return UnseededDraws(config.seed)
 

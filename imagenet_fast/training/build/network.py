@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -31,7 +31,8 @@ from imagenet_fast.models.custom import (
     set_batch_norms,
 )
 from imagenet_fast.models.graph import is_functional
-from imagenet_fast.models.options import is_custom
+from imagenet_fast.models.libraries import build_by_name, own_normalization, trained_on
+from imagenet_fast.models.options import is_custom, library_of
 from imagenet_fast.pipeline_parallel.balance import balance_for
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline, require_keras_3
@@ -135,7 +136,9 @@ def _maker(
     config: Config, classes: int, shape: ImageShape, custom: CustomModel | None
 ) -> Callable[[], keras.Model]:
     """Returns the function that makes the network."""
-    if is_custom(config.model):
+    if library_of(config.model):
+        custom = functools.partial(build_by_name, config.model, download=config.pretrained)
+    if is_custom(config.model) or library_of(config.model):
         return functools.partial(_build_custom, config, classes, shape, custom)
     names = models.option_names(config.model)
     return functools.partial(
@@ -177,6 +180,9 @@ def _build_custom(
         )
     _check_dtypes(config, network)
     draw_by_replica(network)
+    if library_of(config.model):
+        _tell_of_image_size(config)
+        return network
     inputs = network.inputs if is_functional(network) else []
     dtypes = [tf.as_dtype(tensor.dtype) for tensor in inputs]
     if config.normalizes_pixels and any(dtype.is_integer for dtype in dtypes):
@@ -190,6 +196,33 @@ def _build_custom(
             f"normalized pixels: {_FOR_BYTES}, or leave out the layer"
         )
     return network
+
+
+def _tell_of_image_size(config: Config) -> None:
+    """Says on which images a network of a library was trained, if they have another size."""
+    size = trained_on(config.model)
+    if size and size != config.image_size:
+        warn_once(
+            f"{config.model} was trained on images of {size} pixels, this run's have "
+            f"{config.image_size}"
+        )
+
+
+def pixel_normalization(config: Config) -> tuple[Sequence[float], Sequence[float]]:
+    """Returns the mean and standard deviation of pixels in 0..255 that a network's inputs have.
+
+    Raises:
+      UserError: if there is no such network.
+    """
+    if library_of(config.model) and config.normalization == "auto":
+        own = own_normalization(config.model)
+        if own is not None:
+            return own.mean, own.std
+        warn_once(
+            f"{config.model} does not say how its pixels are normalized: they are by pixel_mean "
+            "and pixel_std"
+        )
+    return config.pixel_mean, config.pixel_std
 
 
 def set_named_batch_norms(config: Config, network: keras.Model) -> None:

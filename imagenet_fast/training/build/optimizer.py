@@ -13,8 +13,10 @@ import tensorflow as tf
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.keras_2 import layers_in
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.layers import PatchWhitening
 from imagenet_fast.models import network_of
+from imagenet_fast.models.depth import blocks_of, name_of_block
 from imagenet_fast.optimizers import LARS, SGD, Muon, Role, variable_roles
 from imagenet_fast.optimizers.by_name import OPTIMIZERS, make_optimizer
 from imagenet_fast.optimizers.loss_scale import with_loss_scale
@@ -72,6 +74,7 @@ def _unscaled_optimizer(
         decay_on = "weights" if options.optimizer == "lars" else "weights_and_biases"
     decayed = [role in _DECAYED_ROLES[decay_on] for role in roles]
     clip_norm = options.clip_norm or None
+    layer_factors = layer_rate_factors(options, model)
     if options.optimizer not in OPTIMIZERS:
         return make_optimizer(
             options.optimizer,
@@ -82,6 +85,8 @@ def _unscaled_optimizer(
             clip_norm=clip_norm,
             epsilon=options.optimizer_epsilon or None,
             required=_required(options),
+            arguments=options.optimizer_arguments,
+            rate_factors=layer_factors if options.layer_decay != 1 else (),
         )
     rate_factors = _rate_factors(options, model, roles)
     shared: dict[str, Any] = {
@@ -89,7 +94,7 @@ def _unscaled_optimizer(
         "nesterov": options.nesterov,
         "weight_decay": options.weight_decay,
         "weight_decay_mask": [decay / factor for decay, factor in zip(decayed, rate_factors)],
-        "rate_factors": rate_factors,
+        "rate_factors": [own * factor for own, factor in zip(rate_factors, layer_factors)],
         "zero_rate_at": _zero_rate_at(options, model, steps_per_epoch, every),
         "global_clipnorm": clip_norm,
     }
@@ -117,6 +122,28 @@ def _unscaled_optimizer(
         total_steps=math.ceil(total_steps(options, steps_per_epoch) / every),
         **shared,
     )
+
+
+def layer_rate_factors(options: UpdateOptions, model: keras.Model) -> list[float]:
+    """Returns the factor that ``layer_decay`` gives each trainable variable's learning rate."""
+    variables = model.trainable_variables
+    if options.layer_decay == 1:
+        return [1.0] * len(variables)
+    blocks = blocks_of(network_of(model))
+    head = len(blocks) - 1
+    warn_once(
+        f"layer_decay: the learning rate of {name_of_block(blocks[0])} is "
+        f"{options.layer_decay**head:.3g} times that of {name_of_block(blocks[-1])}, {head} blocks "
+        "behind it"
+    )
+    depths = {
+        id(variable): depth
+        for depth, block in enumerate(blocks)
+        for layer in block
+        for variable in layer.weights
+    }
+    # A variable of no layer of the network would be of a loss.
+    return [options.layer_decay ** (head - depths.get(id(own), head)) for own in variables]
 
 
 def _required(options: UpdateOptions) -> list[str]:

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 import zlib
@@ -15,7 +16,7 @@ from typing import Any, TypedDict
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, first_line
-from imagenet_fast.base.keras_2 import tensorflow_variables
+from imagenet_fast.base.keras_2 import name_of, tensorflow_variables
 from imagenet_fast.base.outside import Count, as_type, parse_json
 from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.distribute.exchange import text_of_chief
@@ -50,6 +51,7 @@ _UNWRITABLE = (
     tf.errors.NotFoundError,
     tf.errors.UnknownError,
 )
+_WEIGHT = re.compile(r"weights/(\d+)/\.ATTRIBUTES/VARIABLE_VALUE")
 _UNREADABLE = (AssertionError, ValueError, IndexError, tf.errors.OpError)
 # The last one on tf_keras.
 _VERSION = "imagenet_fast 0.1"
@@ -161,9 +163,10 @@ class Checkpoints:
         _check_claims(latest, _RESUMES)
         _check_version(latest)
         try:
+            _check_weights(latest, self._model)
             with restored_everywhere(self._checkpoint):
                 status = self._checkpoint.restore(latest, options=_options())
-            status.assert_existing_objects_matched()
+            status.expect_partial().assert_existing_objects_matched()
         except _UNREADABLE as error:
             raise _unreadable(latest, error, _RESUMES) from error
         use_restored_statistics(self._model)
@@ -229,6 +232,7 @@ def restore_weights(model: Classifier, model_dir: str, which: str = "last") -> s
         if is_of_tf_keras(path):
             _restore_from_tf_keras(model, path)
         else:
+            _check_weights(path, model)
             # Without the optimizer, which depends on the precision.
             checkpoint = tf.train.Checkpoint(**_weights(model))
             with restored_everywhere(checkpoint):
@@ -251,6 +255,28 @@ def _weights(model: Classifier) -> dict[str, list[tf.Variable]]:
     shadows = {"weight_averages": model.weight_average, "slow_weights": model.lookahead}
     kept = {name: shadow.averages for name, shadow in shadows.items() if shadow is not None}
     return {"weights": tensorflow_variables(model.weights), **kept}
+
+
+def _check_weights(path: str, model: Classifier) -> None:
+    """Raises a ValueError if a checkpoint has weights of other shapes than a model, or more.
+
+    TensorFlow would name no weight, leave warnings behind, and ignore further weights.
+    """
+    try:
+        shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+    except (ValueError, tf.errors.OpError):  # explained where it is restored
+        return
+    there = {
+        int(match[1]): tuple(shapes[name])
+        for name in shapes
+        if (match := _WEIGHT.fullmatch(name)) is not None
+    }
+    for number, weight in enumerate(model.weights):
+        own = tuple(weight.shape)
+        if there.get(number, own) != own:
+            raise ValueError(f"{name_of(weight)} has shape {own}, but {there[number]} there")
+    if len(there) > len(model.weights):
+        raise ValueError(f"the model has {len(model.weights)} weights, but {len(there)} are there")
 
 
 def _restore_from_tf_keras(model: Classifier, path: str) -> None:
@@ -287,8 +313,8 @@ def _unreadable(path: str, error: Exception, advice: str) -> UserError:
     if damage is not None:
         return UserError(f"checkpoint {path} is damaged ({damage}); {advice}")
     return UserError(
-        f"checkpoint {path} is another model's ({first_line(error)[:200]}); choose another "
-        "--model_dir"
+        f"checkpoint {path} is another model's ({first_line(error)[:200]}); give the model that "
+        "was trained there, or choose another --model_dir"
     )
 
 

@@ -285,7 +285,7 @@ def classes_in_run(options: DataOptions, labels: Sequence[str]) -> tuple[int, ..
             f"{options.data_dir} has classes that the run in {options.model_dir} does not: "
             f"{', '.join(map(repr, unknown[:3]))}{more}. Those of the run are in "
             f"{directory_of(options.model_dir) / LABELS_FILE}: rename or leave out the others in "
-            "the source of the data, and prepare it again"
+            "the source of the data, and prepare it again, or give evaluate --class_map"
         )
     counts = Counter([*trained, *(label for label, count in Counter(labels).items() if count > 1)])
     repeated = [label for label in labels if counts[label] > 1]

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from imagenet_fast.training.step.calibration import interval
+
 
 class ClassMetrics(NamedTuple):
     """How well a model recognizes a class; None: undefined.
@@ -17,6 +19,7 @@ class ClassMetrics(NamedTuple):
       recall: fraction of them that are predicted as the class, its accuracy; None without images.
       precision: fraction of the images predicted as the class that are of it; None if no image is.
       f1: harmonic mean of both; 0 if no prediction is right.
+      recall_interval: the recall's 95% interval; None without images, and of a mean.
     """
 
     name: str
@@ -24,6 +27,7 @@ class ClassMetrics(NamedTuple):
     recall: float | None
     precision: float | None
     f1: float | None
+    recall_interval: tuple[float, float] | None = None
 
 
 def class_metrics(confusion: np.ndarray, labels: Sequence[str]) -> list[ClassMetrics]:
@@ -46,6 +50,7 @@ def class_metrics(confusion: np.ndarray, labels: Sequence[str]) -> list[ClassMet
             _fraction(hits, count),
             _fraction(hits, guesses),
             _fraction(2 * hits, count + guesses),
+            interval(float(hits / count), int(count)) if count else None,
         )
         for name, count, guesses, hits in zip(labels, of_class, of_prediction, right)
     ]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 import matplotlib.style
+import matplotlib.ticker
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -15,14 +16,14 @@ from matplotlib.figure import Figure
 
 from imagenet_fast.base.plotting import PAGE_STYLE, PNG_STYLE, page_svg, without_glyph_warnings
 from imagenet_fast.training.report.input_images import InputImages
-from imagenet_fast.training.step.error_analysis import ErrorAnalysis
+from imagenet_fast.training.step.calibration import BINS
+from imagenet_fast.training.step.error_analysis import ErrorAnalysis, confused_pairs
 
 # With at most this many classes, cells show numbers, and rows and columns show class names.
 _NUMBERS = 16
 _NAMES = 40
 # With more classes than this, neighbours share a cell: smaller cells would not be visible.
 _CELLS = 100
-_PAIRS = 15
 
 _NAME_LENGTH = 18
 _COLUMNS = 8
@@ -42,24 +43,34 @@ class Confused(NamedTuple):
       prediction: the predicted class.
       images: number of these images.
       of: number of images of the true class.
+      files: names of some of them.
     """
 
     label: str
     prediction: str
     images: int
     of: int
+    files: tuple[str, ...] = ()
 
 
 def most_confused(analysis: ErrorAnalysis, labels: Sequence[str]) -> list[Confused]:
     """Returns the at most 15 pairs of classes with the most mistakes, in descending order."""
-    true, answers, images = analysis.confusion.T
+    true, _, images = analysis.confusion.T
     sizes = np.zeros(len(labels), np.int64)
     np.add.at(sizes, true, images)
-    mistakes = np.flatnonzero(true != answers)
-    first = mistakes[np.argsort(-images[mistakes], kind="stable")[:_PAIRS]]
+    pairs = confused_pairs(analysis.confusion)
+    files = analysis.confused_files
+    if len(files) != len(pairs):
+        files = np.full([len(pairs), 0], "")
     return [
-        Confused(labels[label], labels[answer], int(count), int(sizes[label]))
-        for label, answer, count in analysis.confusion[first]
+        Confused(
+            labels[label],
+            labels[answer],
+            int(count),
+            int(sizes[label]),
+            tuple(name for name in own.tolist() if name),
+        )
+        for (label, answer, count), own in zip(pairs, files)
     ]
 
 
@@ -101,6 +112,12 @@ def confusion_png(analysis: ErrorAnalysis, labels: Sequence[str]) -> bytes:
     """Returns the confusion matrix as a PNG file."""
     with matplotlib.style.context([*PNG_STYLE, _NO_MATH]):
         return _png(_confusion(analysis.confusion, labels))
+
+
+def reliability_svg(analysis: ErrorAnalysis) -> str:
+    """Returns the reliability diagram as an SVG element for a page, in the page's colors."""
+    with matplotlib.style.context([*PAGE_STYLE, _NO_MATH]):
+        return page_svg(_reliability(analysis.calibration))
 
 
 def images_png(images: np.ndarray, captions: Sequence[str]) -> bytes:
@@ -168,6 +185,36 @@ def _confusion(confusion: np.ndarray, labels: Sequence[str]) -> Figure:
                 size=8,
                 color="#ffffff" if strong else matplotlib.rcParams["axes.labelcolor"],
             )
+    return figure
+
+
+def _reliability(bins: np.ndarray) -> Figure:
+    """Draws the accuracy of each bin over its confidence, and below it the bin's images."""
+    images, confidences, right = bins.T
+    filled = images > 0
+    middles = (np.arange(BINS) + 0.5) / BINS
+    figure = Figure(figsize=(5.0, 4.2), layout="constrained")
+    axes, below = figure.subplots(2, sharex=True, height_ratios=(4, 1))
+    own: dict[str, Any] = {"width": 0.9 / BINS, "color": _RIGHT}
+    axes.bar(middles[filled], right[filled] / images[filled], alpha=0.55, **own)
+    axes.plot([0, 1], [0, 1], color=matplotlib.rcParams["axes.labelcolor"], lw=0.9, ls=(0, (4, 3)))
+    axes.plot(
+        confidences[filled] / images[filled],
+        right[filled] / images[filled],
+        marker="o",
+        markersize=4,
+        lw=0,
+        color=_WRONG,
+    )
+    axes.set_ylabel("accuracy")
+    axes.set_ylim(0, 1)
+    axes.grid(axis="y")
+    below.bar(middles, images / max(images.sum(), 1), alpha=0.55, **own)
+    below.set_ylabel("images")
+    below.set_xlabel("confidence")
+    below.set_xlim(0, 1)
+    for axis in (axes.yaxis, below.xaxis, below.yaxis):
+        axis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:.0%}"))
     return figure
 
 

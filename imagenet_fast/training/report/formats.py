@@ -21,6 +21,13 @@ def percent(value: Any) -> str:
     return f"{value:.2%}" if is_number(value) else MISSING
 
 
+def interval(bounds: Any) -> str:
+    """Formats a pair of fractions; empty if it is none."""
+    if not isinstance(bounds, (list, tuple)) or len(bounds) != 2 or not all(map(is_number, bounds)):
+        return ""
+    return f"{bounds[0]:.1%} to {bounds[1]:.1%}"
+
+
 def target(value: Any) -> str:
     """Formats a fraction as a percentage without trailing zeros."""
     return f"{100 * value:.6g}%" if is_number(value) else MISSING

@@ -24,6 +24,7 @@ from imagenet_fast.training.report.class_metrics import class_metrics, mean_metr
 from imagenet_fast.training.report.formats import MISSING, is_number
 from imagenet_fast.training.report.input_images import InputImages
 from imagenet_fast.training.report.saved_images import load_error_analysis, load_inputs
+from imagenet_fast.training.step.calibration import accuracy_interval
 from imagenet_fast.training.step.error_analysis import ErrorAnalysis
 
 FILE = "report.html"
@@ -185,8 +186,16 @@ def _tiles(
         loss = f"validation loss {formats.number(summary.get('loss'))}"
         title = "Top-1 accuracy" if main == "top1" else "Mean average precision"
         tiles = [
-            (title, formats.percent(summary[main]), f"on {images}{better}"),
-            ("Top-5 accuracy", formats.percent(summary.get("top5")), loss),
+            (
+                title,
+                formats.percent(summary[main]),
+                f"{_interval(summary, main)}on {images}{better}",
+            ),
+            (
+                "Top-5 accuracy",
+                formats.percent(summary.get("top5")),
+                f"{_interval(summary, 'top5')}{loss}",
+            ),
         ]
         if main == "map":
             note = f"macro F1 {formats.percent(summary.get('f1_macro'))}; {loss}"
@@ -225,6 +234,11 @@ def _tiles(
         )
     )
     return tile_row(tiles)
+
+
+def _interval(summary: dict[str, Any], name: str) -> str:
+    bounds = formats.interval(summary.get(f"{name}_interval"))
+    return f"95% interval {bounds}; " if bounds else ""
 
 
 def _times(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -276,11 +290,16 @@ def _time_bar(summary: dict[str, Any]) -> str:
 
 def _evaluations(rows: list[Row], has_top5: bool) -> str:
     """Returns all evaluations, newest first, folded if they are many."""
-    evaluations = [row for row in rows if row.get("kind") == "validation"]
+    evaluations = [
+        {**row, "top1_interval": accuracy_interval(row.get("top1"), row.get("examples"))}
+        for row in rows
+        if row.get("kind") == "validation"
+    ]
     if not evaluations:
         return ""
     accuracies = [
         ("Top-1", formats.percent, "top1"),
+        ("95% interval", formats.interval, "top1_interval"),
         *([("Top-5", formats.percent, "top5")] if has_top5 else []),
     ]
     if "map" in evaluations[-1]:
@@ -312,12 +331,18 @@ def _mistakes(analysis: ErrorAnalysis | None, labels: Sequence[str]) -> str:
     """Returns the confusion matrix, the classes' metrics and the worst mistakes."""
     if analysis is None:
         return ""
+    calibration = ""
+    if len(analysis.calibration):
+        calibration = section("Reliability", page_images.reliability_diagram(analysis))
     parts = [
         '<div class="cards">',
         section("Confusion matrix", page_images.confusion_matrix(analysis, labels)),
         section("Most confused classes", page_images.confused_pairs(analysis, labels)),
         "</div>",
+        '<div class="cards">',
+        calibration,
         section("Classes", page_images.class_table(analysis, labels)),
+        "</div>",
     ]
     if len(analysis.images):
         content = page_images.worst_mistakes(analysis, labels)

@@ -18,8 +18,10 @@ from imagenet_fast.training.report.figures import (
     input_captions,
     mistake_captions,
     most_confused,
+    reliability_svg,
 )
 from imagenet_fast.training.report.input_images import InputImages
+from imagenet_fast.training.step.calibration import calibration_error
 from imagenet_fast.training.step.error_analysis import ErrorAnalysis
 
 CLASSES = 50
@@ -33,6 +35,8 @@ STYLE = """
 .pairs thead th:first-child { padding-left: 0; }
 .pairs td:last-child { white-space: nowrap; }
 .pairs th, .pairs thead th { width: auto; color: var(--muted); }
+.pairs .files td, .images .file { color: var(--muted); overflow-wrap: anywhere; }
+.pairs .files td { border-top: 0; padding-top: 0; white-space: normal; }
 .pairs tbody tr:first-child > * { border-top: 1px solid var(--grid); }
 """
 
@@ -65,11 +69,31 @@ def confused_pairs(analysis: ErrorAnalysis, labels: Sequence[str]) -> str:
     lines = "".join(
         f'<tr><th scope="row">{html.escape(pair.label)}</th>'
         f'<td class="name">{html.escape(pair.prediction)}</td>'
-        f"<td>{pair.images:,} of {pair.of:,}</td></tr>"
+        f"<td>{pair.images:,} of {pair.of:,}</td></tr>{_files(pair.files)}"
         for pair in pairs
     )
     heads = '<th>True class</th><th class="name">Predicted as</th><th>Images</th>'
     return f'<table class="pairs"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
+
+
+def _files(names: Sequence[str]) -> str:
+    """Returns a row with the names of images; empty: none are known."""
+    if not names:
+        return ""
+    text = html.escape(", ".join(names))
+    return f'<tr class="files"><td colspan="3" class="name">{text}</td></tr>'
+
+
+def reliability_diagram(analysis: ErrorAnalysis) -> str:
+    """Returns a reliability diagram with the expected calibration error, as HTML."""
+    error = calibration_error(analysis.calibration)
+    note = (
+        f'<p class="keys"><span>expected calibration error {formats.percent(error)}</span>'
+        "<span>bars: accuracy of the images of that confidence, the predicted class's probability; "
+        "dots: at their mean confidence; on the dashed line, probabilities are right</span></p>"
+    )
+    drawing = reliability_svg(analysis)
+    return f'{note}<div role="img" aria-label="reliability diagram">{drawing}</div>'
 
 
 def class_table(analysis: ErrorAnalysis, labels: Sequence[str]) -> str:
@@ -77,12 +101,13 @@ def class_table(analysis: ErrorAnalysis, labels: Sequence[str]) -> str:
     metrics = class_metrics(analysis.confusion, labels)
     shown = worst_first(metrics)[:CLASSES]
     lines = "".join(
-        f'<tr><th scope="row">{html.escape(row.name)}</th>'
-        + "".join(f"<td>{formats.percent(v)}</td>" for v in (row.recall, row.precision, row.f1))
+        f'<tr><th scope="row">{html.escape(row.name)}</th><td>{formats.percent(row.recall)}</td>'
+        f"<td>{formats.interval(row.recall_interval)}</td>"
+        + "".join(f"<td>{formats.percent(value)}</td>" for value in (row.precision, row.f1))
         + f"<td>{row.images:,}</td></tr>"
         for row in [*shown, mean_metrics(metrics)]
     )
-    names = ("Class", "Recall", "Precision", "F1", "Images")
+    names = ("Class", "Recall", "95% interval", "Precision", "F1", "Images")
     heads = "".join(f"<th>{name}</th>" for name in names)
     which = formats.count(len(metrics), "class", "classes") + ", lowest recall first"
     if len(shown) < len(metrics):
@@ -95,9 +120,13 @@ def class_table(analysis: ErrorAnalysis, labels: Sequence[str]) -> str:
 
 def worst_mistakes(analysis: ErrorAnalysis, labels: Sequence[str]) -> str:
     """Returns the worst mispredicted images with both classes, as HTML."""
+    files = analysis.files
+    if len(files) != len(analysis.images):
+        files = np.full(len(analysis.images), "")
     captions = [
         f"<b>{html.escape(label)}</b><br>predicted as {html.escape(prediction)}"
-        for label, prediction in mistake_captions(analysis, labels)
+        + (f'<br><span class="file">{html.escape(file)}</span>' if file else "")
+        for (label, prediction), file in zip(mistake_captions(analysis, labels), files.tolist())
     ]
     return _images(analysis.images, captions)
 

@@ -14,7 +14,13 @@ from imagenet_fast.base.outside import read_arrays
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.training.logs.tensorboard import TensorBoard
 from imagenet_fast.training.report.input_images import InputImages
-from imagenet_fast.training.step.error_analysis import ErrorAnalysis
+from imagenet_fast.training.step.calibration import BINS
+from imagenet_fast.training.step.error_analysis import (
+    FILES_OF_A_PAIR,
+    LONGEST_NAME,
+    PAIRS,
+    ErrorAnalysis,
+)
 
 INPUTS_FILE = "input_images.npz"
 ERROR_ANALYSIS_FILE = "examination.npz"
@@ -136,6 +142,14 @@ def _is_valid(name: str, array: np.ndarray, images: int, classes: int) -> bool:
             return False
         few = len(array) <= min(classes**2, _MOST_ENTRIES)
         return few and array.min(initial=0) >= 0 and _in_range(array[:, :2], classes)
+    if name == "calibration":
+        bins = array.dtype.kind == "f" and array.shape in ((0, 3), (BINS, 3))
+        return bins and bool((np.isfinite(array) & (array >= 0)).all())
+    if name in ("files", "confused_files"):
+        fits = array.shape in ((images,), (0,))
+        if name == "confused_files":
+            fits = array.ndim == 2 and len(array) <= PAIRS and array.shape[1] <= FILES_OF_A_PAIR
+        return fits and array.dtype.kind == "U" and array.itemsize <= 4 * LONGEST_NAME
     if array.shape != (images,):
         return False
     if name in ("labels", "partners", "answers"):

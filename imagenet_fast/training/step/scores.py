@@ -52,8 +52,13 @@ class Scores:
 
         self._of_all_replicas = of_all_replicas
 
-    def reset(self) -> None:
-        """Forgets all scores; outside of replicas."""
+    def reset(self, temperature: float = 1.0) -> None:
+        """Forgets all scores; outside of replicas.
+
+        Args:
+          temperature: 1: others are of a softmax.
+        """
+        assert temperature == 1
         self._reset()
 
     def add(

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.keras_2 import KERAS_2, name_of
+from imagenet_fast.base.keras_2 import KERAS_2, KERAS_3_16, name_of
 from imagenet_fast.data.on_device import ImagesOnDevice
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.one_call import assign_local, local_values
@@ -87,6 +87,8 @@ class TrainingStep(ReplicatedModel):
       class_weights: of the training loss, float64 [classes]; None: 1.
       class_numbers: the class of each label, of data with other numbers for the classes than the
         model; None: the label.
+      competing: the classes among which alone ``test_step`` evaluates, whose labels are their
+        indices here; None: all.
     """
 
     def __init__(
@@ -124,11 +126,13 @@ class TrainingStep(ReplicatedModel):
         self.validation_images: ImagesOnDevice | None = None
         self.class_weights: np.ndarray | None = None
         self.class_numbers: Sequence[int] | None = None
+        self.competing: Sequence[int] | None = None
         self.metric_sums = MetricSums()
         self.all_reduce: AllReduce | StageAllReduce | None = None
         # Each replica returns the metrics of all replicas, which Keras would add up.
         self.distribute_reduction_method = "first"
         self._xla = xla
+        self._is_in_fit = False
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Keras' ``compile``; only the optimizer has an effect."""
@@ -151,6 +155,7 @@ class TrainingStep(ReplicatedModel):
         """Keras' ``make_train_function``, which sets ``train_function``; Keras 2 returns it."""
         # Slots made in the first step would cause a second trace.
         self.make_slots()
+        self._is_in_fit = True
         return super().make_train_function(force)
 
     def _maybe_symbolic_build(self, *_: Any, **__: Any) -> None:
@@ -185,6 +190,8 @@ class TrainingStep(ReplicatedModel):
         """
         images, labels, weights = self.batch(data, "validation")
         logits = self.logits(images, weights)
+        if self.competing is not None:
+            logits = tf.gather(logits, tf.constant(self.competing), axis=1)
         if predictions is not None:
             predictions.add(images, labels, weights, logits)
         losses = self._image_losses(logits, labels)
@@ -286,7 +293,9 @@ class TrainingStep(ReplicatedModel):
         )
         images = tf.shape(batch[0])[0]
         global_batch = tf.cast(images * context.num_replicas_in_sync, tf.float32)
-        may_be_partial = not _is_step_number(data) and batch[0].shape[0] is None
+        may_be_partial = not _is_step_number(data) and (
+            batch[0].shape[0] is None or (KERAS_3_16 and self._is_in_fit)
+        )
         if may_be_partial and context.num_replicas_in_sync > 1:
             # Keras splits a smaller last batch unequally between replicas.
             global_batch = context.all_reduce(

@@ -156,7 +156,7 @@ def test_averaged_weights_are_loaded_into_weights_and_average(tmp_path):
 def test_dropout_has_no_weights(tmp_path):
     inputs = keras.Input([3])
     network = keras.Model(inputs, keras.layers.Dense(2, name="logits")(Dropout(0.5)(inputs)))
-    weights = fine_tune._by_layer(network.variables)
+    weights = fine_tune._by_layer(fine_tune._named(network.variables))
     assert len(network.variables) == 3 and weights.keys() == {"logits"}
     weights["logits"]["bias"] += 1
     fine_tune._set(network, weights, tmp_path, with_head=True)
@@ -292,7 +292,7 @@ def test_weights_of_a_deeper_network_are_an_error():
     config = SMALL.replace(synthetic=True, num_classes=10)
     deeper = network_of(build_classifier(config.replace(model="resnet14"), CLASSES))
     network = network_of(build_classifier(config, CLASSES))
-    weights = fine_tune._by_layer(deeper.variables)
+    weights = fine_tune._by_layer(fine_tune._named(deeper.variables))
     with pytest.raises(UserError, match="another network than resnet8: it has stage1_block2_conv1"):
         fine_tune._set(network, weights, pathlib.Path("runs/deeper"), with_head=True)
 

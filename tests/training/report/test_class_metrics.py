@@ -48,6 +48,11 @@ def test_against_scikit_learn(predictions, metrics):
         ):
             found = np.nan if value is None else value
             assert found == pytest.approx(theirs[name], nan_ok=True), (row.name, name)
+    for row in metrics:
+        within = (
+            row.recall is None or row.recall_interval[0] <= row.recall <= row.recall_interval[1]
+        )
+        assert within and (row.recall is None) == (row.recall_interval is None)
     emu, yak, ox = (metrics[LABELS.index(name)] for name in ("emu", "yak", "ox"))
     assert (emu.recall, emu.precision, emu.f1) == (None, 0.0, 0.0)
     assert (yak.recall, yak.precision, yak.f1) == (0.0, None, 0.0)
@@ -64,5 +69,5 @@ def test_worst_first(metrics):
 
 def test_no_images():
     (row,) = class_metrics(np.zeros([0, 3], np.int64), ("cat",))
-    assert row == ("cat", 0, None, None, None)
-    assert mean_metrics([row]) == ("mean of the classes", 0, None, None, None)
+    assert row == ("cat", 0, None, None, None, None)
+    assert mean_metrics([row]) == ("mean of the classes", 0, None, None, None, None)

@@ -54,10 +54,14 @@ def count_near(picture, color, distance=12):
 def test_most_confused():
     confusion = [[90, 0, 10], [3, 0, 7], [0, 0, 50]]
     assert most_confused(analysis(confusion), "abc") == [
-        ("a", "c", 10, 100),
-        ("b", "c", 7, 10),
-        ("b", "a", 3, 10),
+        ("a", "c", 10, 100, ()),
+        ("b", "c", 7, 10, ()),
+        ("b", "a", 3, 10, ()),
     ]
+    files = np.array([["1.png", "2.png"], ["3.png", ""], ["", ""]])
+    named = dataclasses.replace(analysis(confusion), confused_files=files)
+    found = [pair.files for pair in most_confused(named, "abc")]
+    assert found == [("1.png", "2.png"), ("3.png",), ()]
     assert most_confused(analysis(np.diag([1, 2, 3])), "abc") == []
     many = np.random.default_rng(0).integers(1, 9, (100, 100))
     pairs = most_confused(analysis(many), names(100))
@@ -130,7 +134,7 @@ def test_more_classes_than_a_matrix_could_have():
     confusion = np.array([[0, 999_999, 3], [999_999, 999_999, 5]])
     found = dataclasses.replace(analysis([[0]]), confusion=confusion)
     labels = names(1_000_000)
-    assert most_confused(found, labels) == [(labels[0], labels[-1], 3, 3)]
+    assert most_confused(found, labels) == [(labels[0], labels[-1], 3, 3, ())]
     assert count_near(pixels(confusion_png(found, labels)), BLUE) >= 16
 
 

@@ -14,6 +14,7 @@ from PIL import Image
 from imagenet_fast.config import Config
 from imagenet_fast.training.report.input_images import InputImages
 from imagenet_fast.training.report.page import render
+from imagenet_fast.training.step.calibration import reliability
 from imagenet_fast.training.step.error_analysis import ErrorAnalysis
 
 CONFIG = Config(data_dir="/data/flowers", model="resnet18", batch_size=64, duration="3 epochs")
@@ -305,6 +306,9 @@ def pictures(size=32, mistakes=2):
         label_probabilities=np.array([0.02, 0.1], np.float32)[:mistakes],
         answer_probabilities=np.array([0.9, 0.6], np.float32)[:mistakes],
         losses=np.array([3.9, 2.3], np.float32)[:mistakes],
+        calibration=reliability(np.repeat([0.9, 0.5], 50), np.arange(100) % 10 > 0),
+        files=np.array(["cats/<1>.jpg", ""])[:mistakes],
+        confused_files=np.array([["cats/<1>.jpg", "cats/2.jpg", ""], ["", "", ""]]),
     )
     return inputs, analysis
 
@@ -312,7 +316,7 @@ def pictures(size=32, mistakes=2):
 def test_images_of_a_run_are_in_the_page():
     text = render(SUMMARY, ROWS, CONFIG, LABELS, *pictures())
     page = Page(text)
-    assert page.tags.count("svg") == 5
+    assert page.tags.count("svg") == 6
     assert page.tags.count("img") == 5
     # In the page itself.
     assert all(reference.startswith(("#", "data:image/")) for reference in page.references)
@@ -323,14 +327,17 @@ def test_images_of_a_run_are_in_the_page():
         "25% lynx 75% tabby",
         "Confusion matrix",
         "Most confused classes",
-        "tabby <tiger> & co 7 of 47",
+        "tabby <tiger> & co 7 of 47 cats/<1>.jpg, cats/2.jpg <tiger> & co tabby 3 of 33",
+        "Reliability",
+        "expected calibration error 20.00%",
         "<tiger> & co tabby 3 of 33",
         "3 classes, lowest recall first",
-        "Class Recall Precision F1 Images tabby 85.11% 93.02% 88.89% 47 "
-        "<tiger> & co 90.91% 81.08% 85.71% 33 lynx 100.00% 100.00% 100.00% 20 "
+        "Class Recall 95% interval Precision F1 Images tabby 85.11% 72.3% to 92.6% 93.02% 88.89% "
+        "47 <tiger> & co 90.91% 76.4% to 96.9% 81.08% 85.71% 33 lynx 100.00% 83.9% to 100.0% "
+        "100.00% 100.00% 20 "
         "mean of the classes 92.01% 91.37% 91.53% 100",
         "Worst mistakes",
-        "tabby (2%) predicted as <tiger> & co (90%)",
+        "tabby (2%) predicted as <tiger> & co (90%) cats/<1>.jpg",
     ):
         assert expected in page.text
     assert "<tiger>" not in text

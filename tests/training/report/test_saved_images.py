@@ -16,6 +16,7 @@ from imagenet_fast.training.report.saved_images import (
     save_error_analysis,
     save_inputs,
 )
+from imagenet_fast.training.step.calibration import reliability
 from imagenet_fast.training.step.error_analysis import ErrorAnalysis
 
 LABELS = ["cat", "dog|hound"]
@@ -39,6 +40,9 @@ def analysis(inputs):
         label_probabilities=np.array([0.1, 0.2], np.float32),
         answer_probabilities=np.array([0.9, 0.8], np.float32),
         losses=np.array([2.3, 1.6], np.float32),
+        calibration=reliability(np.linspace(0.5, 1, 18), np.arange(18) % 9 > 0),
+        files=np.array(["cats/1.jpg", "=2+3.png"]),
+        confused_files=np.array([["cats/1.jpg", "=2+3.png", ""]]),
     )
 
 
@@ -163,8 +167,23 @@ def test_values_that_no_run_saves(tmp_path, inputs, analysis):
     for changes in (of_floats, empty, wide):
         save_inputs(str(tmp_path), type(inputs)(**{**vars(inputs), **changes}), LABELS, 3, None)
         assert load_inputs(str(tmp_path), 3) is None
-    repeated = {"confusion": np.repeat(analysis.confusion[:1], 10, 0)}
-    save_error_analysis(
-        str(tmp_path), type(analysis)(**{**vars(analysis), **repeated}), LABELS, None
-    )
-    assert load_error_analysis(str(tmp_path), 3) is None
+    for changes in (
+        {"confusion": np.repeat(analysis.confusion[:1], 10, 0)},
+        {"calibration": analysis.calibration * np.nan},
+        {"calibration": analysis.calibration[:4]},
+        {"files": np.array(["a"] * 3)},
+        {"files": np.array(["a" * 1001] * 2)},
+        {"confused_files": np.array([["a"] * 4])},
+    ):
+        changed = type(analysis)(**{**vars(analysis), **changes})
+        save_error_analysis(str(tmp_path), changed, LABELS, None)
+        assert load_error_analysis(str(tmp_path), 3) is None
+
+
+def test_an_analysis_of_an_earlier_version(tmp_path, analysis):
+    later = {"calibration", "files", "confused_files"}
+    earlier = {name: value for name, value in vars(analysis).items() if name not in later}
+    np.savez_compressed(tmp_path / "examination.npz", **earlier)
+    found = load_error_analysis(str(tmp_path), 3)
+    np.testing.assert_array_equal(found.confusion, analysis.confusion)
+    assert len(found.calibration) == len(found.files) == len(found.confused_files) == 0

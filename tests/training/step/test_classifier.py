@@ -258,6 +258,52 @@ def test_step_that_overflows_is_skipped():
     assert np.abs(half.trainable_variables[0].numpy() - before[0]).max() > 1e-4
 
 
+OVERFLOWS = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+from imagenet_fast import Config, make_strategy
+from imagenet_fast.base.keras_2 import tensorflow_variables
+from imagenet_fast.optimizers.loss_scale import scaled_loss
+from imagenet_fast.training.step.classifier import Classifier
+
+strategy = make_strategy(Config(strategy="mirrored", logical_cpus=2, batch_size=8))
+with strategy.scope():
+    images = keras.Input((4,))
+    model = Classifier(images, keras.layers.Dense(3)(images))
+    sgd = keras.optimizers.SGD(0.5)
+    model.compile(keras.mixed_precision.LossScaleOptimizer(sgd, initial_scale=8.0))
+    model.make_slots()
+step = tf.function(lambda *batch: strategy.run(model.train_step, args=(batch,)))
+
+
+def copies():
+    weights = tensorflow_variables(model.weights)
+    return [np.stack([copy.numpy() for copy in weight.values]) for weight in weights]
+
+
+before = copies()
+for infinite_in, expected_scale in [(0, 4), (1, 2), (None, 2)]:
+    def part(context):
+        infinite = context.replica_id_in_sync_group == infinite_in
+        return tf.fill([4, 4], np.inf if infinite else 1.0)
+
+    values = strategy.experimental_distribute_values_from_function(part)
+    step(values, tf.constant([0, 1, 2, 0]))
+    scale = float(scaled_loss(model.optimizer, tf.constant(1.0)))
+    assert scale == expected_scale, (infinite_in, scale)
+    for now, then in zip(copies(), before):
+        assert np.array_equal(now, then) == (infinite_in is not None), infinite_in
+        assert np.isfinite(now).all() and np.array_equal(now[0], now[1])
+"""
+
+
+def test_an_overflow_in_any_replica_skips_the_step_in_all(run_python):
+    """Keras' ``fit`` looks at the first replica only."""
+    run_python(["-c", OVERFLOWS])
+
+
 # --- fit, predict, compile
 
 
@@ -382,10 +428,10 @@ def test_compile_after_freezing_a_layer():
 
 @pytest.mark.long
 def test_compile_with_another_optimizer():
-    once, twice = classifier(scaled(initial_scale=1024.0)), classifier()
+    once, twice = classifier(scaled(1024.0)), classifier()
     step(twice)
     twice.set_weights(once.get_weights())
-    twice.compile(scaled(initial_scale=1024.0))
+    twice.compile(scaled(1024.0))
     step(once)
     step(twice)
     assert_close(weights_of(twice), weights_of(once))

@@ -1,5 +1,6 @@
 """What a model gets wrong, against the model asked image by image."""
 
+import functools
 import json
 import pathlib
 import types
@@ -11,9 +12,17 @@ from confusion_entries import entries
 
 from imagenet_fast import Config, build_model
 from imagenet_fast.data.dataset import distributed_dataset
+from imagenet_fast.data.evaluated import file_names_of
+from imagenet_fast.data.info import read_info
+from imagenet_fast.data.prepare.sources import open_source
 from imagenet_fast.training.evaluate import Evaluator
 from imagenet_fast.training.run import Run, make_run
-from imagenet_fast.training.step.error_analysis import Predictions
+from imagenet_fast.training.step.calibration import reliability
+from imagenet_fast.training.step.error_analysis import (
+    Predictions,
+    confused_pairs,
+    with_file_names,
+)
 
 JOB = pathlib.Path(__file__).with_name("error_analysis_job.py")
 OPTIONS = {
@@ -44,7 +53,9 @@ def model(config):
 def found(config, model):
     evaluator = Evaluator(make_run(config), model, keeps_predictions=True)
     evaluator.evaluate(7)
-    return evaluator.analysis()
+    analysis, predictions = evaluator.results()
+    names = functools.partial(file_names_of, read_info(config), "validation")
+    return with_file_names(analysis, predictions, names)
 
 
 def test_against_numpy(config, model, found):
@@ -72,6 +83,33 @@ def test_against_numpy(config, model, found):
     np.testing.assert_allclose(found.answer_probabilities, probabilities.max(1)[worst], rtol=1e-4)
     np.testing.assert_allclose(found.losses, -np.log(own[worst]), rtol=1e-4)
     assert found.step == 7
+    confidences = probabilities.max(1)
+    bins = reliability(confidences, answers == labels)
+    np.testing.assert_allclose(found.calibration, bins, rtol=1e-4)
+
+
+def test_names_of_mistakes(config, found):
+    """Against the source: its names have the numbers of the images there."""
+    source = open_source("digits")
+
+    def labels_of(files):
+        return [source.read("validation", int(file.split("_")[1])).label for file in files]
+
+    assert len(set(found.files)) == 24
+    assert labels_of(found.files) == found.labels.tolist()
+    pairs = confused_pairs(found.confusion)
+    assert len(found.confused_files) == len(pairs) == 15
+    assert (np.diff(pairs[:, 2]) <= 0).all()
+    for (label, _, images), files in zip(pairs.tolist(), found.confused_files.tolist()):
+        named = list(filter(None, files))
+        assert len(named) == min(images, 3)
+        assert set(labels_of(named)) == {label}
+    # Among the worst mistakes, those of a pair are the first of the pair.
+    for label, answer, file in zip(found.labels, found.answers, found.files):
+        place = np.flatnonzero((pairs[:, :2] == (label, answer)).all(1))
+        worst = found.files[(found.labels == label) & (found.answers == answer)][:3]
+        if len(place) and file in worst:
+            assert file in found.confused_files[place[0]]
 
 
 @pytest.mark.long
@@ -198,7 +236,8 @@ def test_replicas_give_the_same_analysis(digits, found, tmp_path, run_python, ch
     assert len(results) == max(workers, 1)
     for result in results:
         assert result["step"] == 7
-        for name in ("confusion", "images", "labels", "answers"):
+        for name in ("confusion", "images", "labels", "answers", "files", "confused_files"):
             np.testing.assert_array_equal(result[name], getattr(found, name), err_msg=name)
+        np.testing.assert_allclose(result["calibration"], found.calibration, rtol=1e-3)
         for name in ("losses", "label_probabilities", "answer_probabilities"):
             np.testing.assert_allclose(result[name], getattr(found, name), rtol=1e-3)

@@ -102,6 +102,24 @@ def open_folders(
     )
 
 
+def images_in(folder: Path) -> list[Path]:
+    """Returns the images in a folder and its subfolders, sorted, as :func:`open_folders` has them.
+
+    Raises:
+      UserError: if a folder cannot be read.
+    """
+    found = _walk(folder, {}, [])
+    return sorted(
+        path
+        for path in found
+        if path.name.lower().endswith(IMAGE_SUFFIXES) and not _is_ignored(path.name)
+    )
+
+
+def _is_ignored(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _IGNORED
+
+
 def _split_folders(path: Path) -> dict[str, Path]:
     """Returns the folder of each split.
 
@@ -221,10 +239,9 @@ def _list_images(
             if not (folder / name).is_dir():
                 continue  # only training needs images of each class
             for path in _walk(folder / name, visited, links):
-                file_name = path.name.lower()
-                if file_name.startswith(".") or file_name in _IGNORED:
+                if _is_ignored(path.name):
                     continue
-                if file_name.endswith(IMAGE_SUFFIXES):
+                if path.name.lower().endswith(IMAGE_SUFFIXES):
                     found.append((path.relative_to(root).as_posix(), label))
                     outside += is_local(root) and path not in inside
                 else:
