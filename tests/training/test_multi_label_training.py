@@ -1,5 +1,7 @@
 """Training, evaluation and metrics of images with several labels."""
 
+import csv
+import io
 import json
 import pathlib
 
@@ -15,6 +17,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.commands.evaluate import _table
 from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import open_source
+from imagenet_fast.serving.answer_files import write_answers
 from imagenet_fast.serving.predict import predict
 from imagenet_fast.training.checkpoints.checkpoint import restore_weights
 from imagenet_fast.training.checkpoints.thresholds import FILE, read_thresholds
@@ -180,6 +183,30 @@ def test_exported_models_predict_from_the_thresholds_on(run, data, tmp_path):
             assert np.abs(own["probability"] - known[:, own["class"]]).min() < 1e-4
         seen += len(labels)
     assert 0 < seen < 10 * CLASSES
+
+
+def test_answers_with_several_labels_as_a_table():
+    """The same columns, whatever the first image shows."""
+    known = {"label": "cat", "probability": 0.75, "threshold": 0.5}
+    predictions = [known, {**known, "label": "dog"}]
+    answers = [
+        {"file": "a.png", "multi_label": True, "predictions": []},
+        {"file": "b.png", "multi_label": True, "predictions": predictions},
+    ]
+    file = io.StringIO()
+    assert write_answers(file, iter(answers), "csv") == (2, 0)
+    assert list(csv.reader(file.getvalue().splitlines())) == [
+        ["file", "error", "classes", "probabilities"],
+        ["a.png", "", "", ""],
+        ["b.png", "", "cat;dog", "0.75;0.75"],
+    ]
+
+
+@pytest.mark.parametrize("name", ["predictions", "class_map", "right_labels"])
+def test_evaluations_of_one_label(run, name):
+    value = "labels.csv" if name == "predictions" else "same"
+    with pytest.raises(UserError, match=f"{name}: images of .* have several labels"):
+        evaluate(run[1], model=network, **{name: value})
 
 
 def test_thresholds_of_another_model(run, tmp_path):
