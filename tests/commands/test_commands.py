@@ -349,7 +349,7 @@ def test_evaluate_takes_a_limit_of_pixels(tmp_path, monkeypatch):
 
     found = []
 
-    def note(config, split, per_class, checkpoint):
+    def note(config, split, *, checkpoint, **_):
         found.append((config.max_pixels, split, checkpoint))
         raise UserError("seen")
 

@@ -121,7 +121,11 @@ def test_options_match_the_models_that_have_them():
         conditions = fields[name].metadata["only_if"]
         while conditions and conditions[0].option != "model":  # celu_alpha's is on activation
             conditions = fields[conditions[0].option].metadata["only_if"]
-        if conditions and conditions[0].values != MODEL_NAMES:  # all but users' own networks
+        # All but users' own networks, and those of libraries.
+        if conditions and conditions[0].values not in (
+            MODEL_NAMES,
+            ("keras:NAME", "keras_hub:PRESET"),
+        ):
             beside[name] = conditions[0].values
     has = {
         name: tuple(model for model in MODEL_NAMES if name in models.option_names(model))
