@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
     require_choice("checkpoint", flags["checkpoint"], CHECKPOINT_CHOICES)
 
     if is_local(flags["model_dir"]):  # TensorFlow, which reads buckets, takes seconds to import.
-        config_of_run(flags["model_dir"], flags.changes())
+        config_here(flags)
     import_tensorflow()
     from imagenet_fast.distribute.strategy import make_strategy
     from imagenet_fast.distribute.workers import is_chief

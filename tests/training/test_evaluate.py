@@ -153,10 +153,15 @@ def test_the_default_batch_is_trainings_if_the_result_depends_on_it(
 
 @pytest.mark.long
 @pytest.mark.parametrize("on_device", [False, True])
-def test_another_image_size_than_in_training(config, saved, expected, on_device):
+def test_another_image_size_than_in_training(config, saved, expected, tmp_path, on_device):
     config = config.replace(data_on_device=on_device)
     result = evaluate(config.replace(eval_image_size=24))
-    assert result == evaluate(config.replace(image_size=24))
+    # As if the weights were of training with that size.
+    shutil.copytree(config.model_dir, tmp_path / "run")
+    other = config.replace(model_dir=str(tmp_path / "run"), image_size=24)
+    (tmp_path / "run" / "config.json").write_text(other.to_json())
+    own = evaluate(other)
+    assert {**result, "checkpoint": ""} == {**own, "checkpoint": ""}
     assert result["loss"] != pytest.approx(expected["loss"], rel=1e-3)
 
 
@@ -545,8 +550,8 @@ class SeenError(Exception):
 def test_default_batch_size(config, saved, monkeypatch, changes, images):
     make = evaluation.distributed_dataset
 
-    def make_and_look(*arguments):
-        raise SeenError(make(*arguments).element_spec[0].shape[0])
+    def make_and_look(*arguments, **options):
+        raise SeenError(make(*arguments, **options).element_spec[0].shape[0])
 
     monkeypatch.setattr(evaluation, "distributed_dataset", make_and_look)
     with pytest.raises(SeenError) as seen:

@@ -22,9 +22,13 @@ from tensorflow.core.framework import types_pb2
 from tensorflow.core.protobuf import tensor_bundle_pb2, trackable_object_graph_pb2
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import KERAS_2
 from imagenet_fast.base.outside import read_bounded
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.models.shape_only import spec_of
+
+if not KERAS_2:
+    from keras.src.backend.common import global_state
 
 # A variable's entry has about 100 bytes.
 _LARGEST_INDEX = 2**26
@@ -63,20 +67,29 @@ def no_larger_than(checkpoint: str, replicas: int = 1) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"checkpoint {checkpoint} cannot be read: {error.strerror}") from None
     limit, made = replicas * (_COPIES * size + _ALWAYS), 0
+    too_large = UserError(
+        f"the network of the run's configuration is larger than checkpoint {checkpoint}: one of "
+        "them is another run's"
+    )
 
     def creator(make: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
         nonlocal made
         spec = spec_of(**options)
         made += (spec.shape.num_elements() or 1) * spec.dtype.size
         if made > limit:
-            raise UserError(
-                f"the network of the run's configuration is larger than checkpoint {checkpoint}: "
-                "one of them is another run's"
-            )
+            raise too_large
         return make(**options)
 
-    with tf.variable_creator_scope(creator):
-        yield
+    try:
+        with tf.variable_creator_scope(creator):
+            yield
+    finally:
+        # Keras goes on after an error in a layer of layers, and fails later: here with another
+        # error, and in later models with the variables that it still has to initialize.
+        if made > limit:
+            if not KERAS_2:
+                global_state.set_global_attribute("uninitialized_variables", [])
+            raise too_large from None
 
 
 def claimed_too_large(prefix: str) -> str | None:
