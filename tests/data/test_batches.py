@@ -135,11 +135,13 @@ def test_images_do_not_depend_on_threads_and_batches(train, trained, numbered_ex
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("native_ops")
 def test_images_are_traced_once(train, numbered_examples, monkeypatch):
     """For whole batches, for images one by one, and for pipelines with the same images."""
     traced = []
     monkeypatch.setattr(batching, "native_images", lambda *a: traced.append(1) or native_images(*a))
-    config, few = SHIFTED.replace(image_size=9), numbered_examples[:6]
+    config = SHIFTED.replace(image_size=9, resize_kernel="native")
+    few = numbered_examples[:6]
     images, _, _ = train(few, config, batch_size=3)
     again, _, _ = train(few, config.replace(seed=7, model_dir="elsewhere"), batch_size=2)
     assert len(traced) == 1

@@ -17,7 +17,6 @@ from imagenet_fast.base.notices import warn_once
 from imagenet_fast.data import records
 from imagenet_fast.data.dataset import distributed_dataset
 from imagenet_fast.data.examples import ENCODED, JPEG_INDEX, decode_example
-from imagenet_fast.data.jpeg import index as jpeg_index
 from imagenet_fast.data.jpeg.index import index_file
 from imagenet_fast.data.manifest import read_manifest, verify
 from imagenet_fast.data.prepare.add_index import Added, add_index
@@ -170,7 +169,7 @@ def test_indexes_of_other_jpegs_are_reported_and_replaced(indexed, tmp_path, cap
         rewritten.append(example.SerializeToString())
     records.write_records(path, rewritten)
     (data / "manifest.json").unlink()
-    monkeypatch.setattr(jpeg_index, "_warned", threading.Event())
+    monkeypatch.setattr("imagenet_fast.data.batches._warned_of_indexes", threading.Event())
     batches(data, num_classes=2)  # Those of a shard are in several batches.
     # Which batch is the first depends on the threads.
     told = capfd.readouterr().err
