@@ -278,7 +278,7 @@ def evaluate(
             competing = competing_classes(class_map, info.labels, labels)
             class_numbers = competing.numbers
         else:
-            class_numbers = classes_in_run(config, info.labels)
+            class_numbers = classes_in_run(config, info.labels, may_be_mapped=not info.multi_label)
         right = None
         if right_labels:
             found = read_right_labels(right_labels, len(labels))
