@@ -278,8 +278,11 @@ def evaluate(
             competing = competing_classes(class_map, info.labels, labels)
             class_numbers = competing.numbers
         else:
-            class_numbers = classes_in_run(config, info.labels)
-        right = read_right_labels(right_labels, len(labels)) if right_labels else None
+            class_numbers = classes_in_run(config, info.labels, may_be_mapped=not info.multi_label)
+        right = None
+        if right_labels:
+            found = read_right_labels(right_labels, len(labels))
+            right = right_labels_of(right_labels, found, file_names(info, split))
         _warn_of_other_preparation(config, info)
         # Without model_dir, nothing is added to training's list of unreadable images.
         unlisted = config.replace(model_dir="")
@@ -329,8 +332,7 @@ def evaluate(
                 classes = class_metrics(analysis.confusion, labels)
                 result["classes"] = [row._asdict() for row in classes]
             if right is not None:
-                lists = right_labels_of(right_labels, right, file_names(info, split))
-                result |= _any_label(images, lists)
+                result |= _any_label(images, right)
             if predictions_file is not None and run.chief:
                 write_predictions(predictions_file, images, file_names(info, split), labels)
             if fit_temperature:

@@ -17,6 +17,8 @@ from imagenet_fast.base.paths import to_path
 
 SAME = "same"
 _SHOWN = 3
+_LENGTH = 100  # characters of a name in a message
+_DIGITS = 100
 _Class = Union[str, int]
 
 
@@ -102,12 +104,14 @@ def _number(name: _Class, trained: Sequence[str]) -> int | None:
     text = str(name)
     if text in trained:
         return trained.index(text)
-    return int(text) if text.isdecimal() and int(text) < len(trained) else None
+    # Python's int() refuses text of more than some thousand digits.
+    known = text.isdecimal() and len(text) < _DIGITS and int(text) < len(trained)
+    return int(text) if known else None
 
 
 def _some(names: Sequence[_Class]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(map(repr, names[:_SHOWN])) + more
+    return ", ".join(f"{name!r:.{_LENGTH}}" for name in names[:_SHOWN]) + more
 
 
 class RightLabels(NamedTuple):

@@ -372,6 +372,15 @@ def test_several_right_labels(config, saved, logits_and_labels, tmp_path):
         evaluate(config, right_labels="a.json", class_map="same")
 
 
+def test_right_labels_of_other_images_are_refused_before_the_evaluation(
+    config, saved, tmp_path, monkeypatch
+):
+    (tmp_path / "real.json").write_text("[[1]]")
+    monkeypatch.setattr(evaluation, "Evaluator", lambda *_, **__: pytest.fail("evaluated"))
+    with pytest.raises(UserError, match="has 1 lists, but there are 359 images"):
+        evaluate(config, right_labels=str(tmp_path / "real.json"))
+
+
 def test_sigmoids_have_no_temperature(config, saved, tmp_path):
     sigmoids = config.replace(loss="binary_cross_entropy", model_dir=str(tmp_path))
     claim_model_dir(sigmoids, saved.labels)

@@ -55,6 +55,7 @@ def test_the_same_names_or_numbers():
         ({"a": "hen"}, "does not say which class of the model is 'b', 'c', 'd' and 1 more"),
         (dict.fromkeys("abcde", "hne"), "the model has no class 'hne', 'hne', 'hne' and 2 more"),
         (dict.fromkeys("abcde", "6"), "the model has no class '6'"),
+        (dict.fromkeys("abcde", "9" * 5000), "the model has no class '9999"),
         (dict.fromkeys("abcde", "crane"), "several classes named 'crane'.*give a number from 0"),
         ("[1]", "neither a JSON object"),
         ("{", "neither a JSON object"),

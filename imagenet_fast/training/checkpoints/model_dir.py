@@ -261,7 +261,9 @@ def check_labels(options: DataOptions, labels: Sequence[str]) -> None:
     raise UserError(f"other classes: {options.data_dir} has {difference}")
 
 
-def classes_in_run(options: DataOptions, labels: Sequence[str]) -> tuple[int, ...]:
+def classes_in_run(
+    options: DataOptions, labels: Sequence[str], *, may_be_mapped: bool = True
+) -> tuple[int, ...]:
     """Returns the number that each class of some data has in the run in ``model_dir``, by its name.
 
     The data may lack classes of the run, and have them in another order. Classes without names, as
@@ -271,6 +273,7 @@ def classes_in_run(options: DataOptions, labels: Sequence[str]) -> tuple[int, ..
     Args:
       options: gives ``model_dir`` and ``data_dir``.
       labels: the name of each class of the data.
+      may_be_mapped: whether ``class_map`` is a way out, for the message.
 
     Raises:
       UserError: if the run does not have one of the classes, or several of its name.
@@ -285,7 +288,9 @@ def classes_in_run(options: DataOptions, labels: Sequence[str]) -> tuple[int, ..
             f"{options.data_dir} has classes that the run in {options.model_dir} does not: "
             f"{', '.join(map(repr, unknown[:3]))}{more}. Those of the run are in "
             f"{directory_of(options.model_dir) / LABELS_FILE}: rename or leave out the others in "
-            "the source of the data, and prepare it again, or give evaluate --class_map"
+            "the source of the data, and prepare it again"
+            + ", or give evaluate --class_map"
+            * may_be_mapped
         )
     counts = Counter([*trained, *(label for label, count in Counter(labels).items() if count > 1)])
     repeated = [label for label in labels if counts[label] > 1]

@@ -115,6 +115,14 @@ def test_classes_that_a_run_does_not_have(config, trained, labels, unknown):
         classes_in_run(config, labels)
 
 
+@pytest.mark.parametrize("may_be_mapped", [True, False])
+def test_a_class_map_is_advised_where_there_is_one(config, may_be_mapped):
+    claim_model_dir(config, ("cat", "dog"))
+    with pytest.raises(UserError) as caught:
+        classes_in_run(config, ("cow",), may_be_mapped=may_be_mapped)
+    assert ("--class_map" in str(caught.value)) == may_be_mapped
+
+
 def test_free_options_may_change(config, tmp_path):
     claim_model_dir(config, LABEL_NAMES)
     changed = config.replace(log_every="3 steps", keep_checkpoints=7, data_dir="/elsewhere")

@@ -35,7 +35,12 @@ from imagenet_fast.data.prepare.sources.huggingface_files import (
 )
 from imagenet_fast.data.prepare.sources.inside import Inside
 from imagenet_fast.data.prepare.sources.memory_limit import limited_memory
-from imagenet_fast.data.prepare.sources.several import SeveralLabels, in_order
+from imagenet_fast.data.prepare.sources.several import (
+    SeveralLabels,
+    check_no_flags,
+    in_order,
+    warnings_of_unused,
+)
 from imagenet_fast.data.prepare.sources.tars import BadTarError, open_tar
 
 _IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp")
@@ -169,7 +174,7 @@ def open_huggingface(
         split, a column is missing or has another type, a row lacks its label, or a file is named
         that is not in the folder.
     """
-    several = SeveralLabels(label_separator, label_columns, allow_unlabelled)
+    several = SeveralLabels(label_separator, label_columns, allow_unlabelled, label_column)
     datasets = _import_datasets()
     if not path.is_dir():
         raise UserError(f"{path}: no such directory")
@@ -195,6 +200,11 @@ def open_huggingface(
             }
         numbers: Mapping[str, _Numbers]
         if label_columns or label_separator or _is_list(features[str(label_column)]):
+            if isinstance(features.get(label_column), datasets.ClassLabel):
+                raise UserError(
+                    f"{path}: column {label_column!r} has class labels, one for each image, but "
+                    "label_separator is for text: leave it out"
+                )
             flags = several.classes(path, list(features), formats)
             labels, numbers, warnings = _several(path, rows, label_column, flags, several)
         else:
@@ -491,6 +501,8 @@ def _several(
         if not labels
     ]
     several.check_labelled(path, sum(map(len, named.values())), without)
+    if not flags:
+        check_no_flags(path, named["train"])
     classes = tuple(
         flags
         or _class_names_of_list(rows["train"].features[column])
@@ -505,19 +517,21 @@ def _several(
                 f"{path}: {split} has the label {wrong!r:.{_SHOWN}}, which train lacks"
                 f"{nearest(wrong, classes)}"
             )
-        numbered[split] = [tuple(sorted(numbers[name] for name in labels)) for labels in own]
+        numbered[split] = [tuple(sorted({numbers[name] for name in labels})) for labels in own]
     if not any(numbered["train"]):
         raise UserError(f"{path}: no row of train has a label")
-    return classes, numbered, (*warnings, *warnings_of_names(classes))
+    trained = {name for labels in named["train"] for name in labels}
+    unused = warnings_of_unused(classes, trained)
+    return classes, numbered, (*warnings, *warnings_of_names(classes), *unused)
 
 
 def _with_names(place: str, labels: Any, names: tuple[str, ...] | None) -> Any:
     """Returns the names of class numbers; without names, the labels themselves."""
     if names is None or not isinstance(labels, list):
         return labels
-    wrong = next((n for n in labels if not isinstance(n, int) or not 0 <= n < len(names)), None)
-    if wrong is not None:
-        raise UserError(f"{place} has the label {wrong!r}, which is not in 0..{len(names) - 1}")
+    wrong = [n for n in labels if not isinstance(n, int) or not 0 <= n < len(names)]
+    if wrong:
+        raise UserError(f"{place} has the label {wrong[0]!r}, which is not in 0..{len(names) - 1}")
     return [names[number] for number in labels]
 
 

@@ -28,7 +28,12 @@ from imagenet_fast.data.prepare.sources.files import (
     warnings_of_names,
 )
 from imagenet_fast.data.prepare.sources.inside import Inside
-from imagenet_fast.data.prepare.sources.several import SeveralLabels, in_order
+from imagenet_fast.data.prepare.sources.several import (
+    SeveralLabels,
+    check_no_flags,
+    in_order,
+    warnings_of_unused,
+)
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _JSON_LINES = (".jsonl", ".ndjson")
@@ -121,7 +126,7 @@ def open_list(
     """
     path = path.resolve()
     notes: list[str] = []
-    several = SeveralLabels(label_separator, label_columns, allow_unlabelled)
+    several = SeveralLabels(label_separator, label_columns, allow_unlabelled, label_column)
     rows, class_columns = _read(
         path, image_column, label_column, split_column, group_column, several, notes
     )
@@ -147,13 +152,19 @@ def open_list(
         image = ListedFile(row.file, label, size_of(root / row.file), copy, row.group)
         files.setdefault(row.split, []).append(image)
     files = {split: sorted(images) for split, images in files.items()}
+    trained = {
+        name
+        for row in rows
+        if row.split == "train"
+        for name in ((row.label,) if isinstance(row.label, str) else row.label)
+    }
     return file_source(
         "list",
         name or printable(path.stem),
         root,
         labels,
         files,
-        (*notes, *warnings_of_names(labels)),
+        (*notes, *warnings_of_names(labels), *warnings_of_unused(labels, trained)),
         holdout=holdout,
         seed=seed,
         place=path,
@@ -188,8 +199,10 @@ def _read(
                 _split_column(path, known, split_column),
                 None if group_column is None else _column(path, known, group_column, (), "group"),
             )
+            flags = several.classes(path, known, columns)
             unused = _known(known, _GROUP_COLUMNS)
-            if unused and unused not in columns and columns[2:] == (None, None):
+            used = {*columns, *flags}
+            if unused and unused not in used and columns[2:] == (None, None):
                 notes.append(
                     f"{path.name}: {unused!r} is ignored: images of one {unused} may be in both "
                     f"splits, where they make accuracy look better; --group_column={unused} keeps "
@@ -199,7 +212,6 @@ def _read(
                 raise UserError(
                     f"{path}: the column {columns[0]!r} cannot be that of the images and another"
                 )
-            flags = several.classes(path, known, columns)
         if columns[2] is None and (late := _split_column(path, list(values), None)):
             raise UserError(
                 f"{path}, line {number}: has {late!r}, which the first line lacks: give the split "
@@ -224,6 +236,7 @@ def _read(
         rows = [
             row._replace(label=(row.label,)) if isinstance(row.label, str) else row for row in rows
         ]
+        check_no_flags(path, [row.label for row in rows if not isinstance(row.label, str)])
     return rows, flags
 
 

@@ -9,9 +9,12 @@ from typing import Any
 
 from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.data.prepare.sources.files import first_names
 
 _FLAGS = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 _ALL = "*"
+# As Python or JSON writes lists of text.
+_IN_BRACKETS = re.compile(r"""\s*\[\s*(['"].*['"])?\s*\]\s*""", re.DOTALL)
 # Python's int() refuses text of more than some thousand digits.
 _WHOLE_NUMBER = re.compile(r"-?\d{1,100}")
 _SHOWN = 100  # characters of a value in a message
@@ -26,11 +29,13 @@ class SeveralLabels:
       columns: names of columns with 0 or 1, separated by commas, or ``*``: all that are not used
         otherwise. Each is a class.
       allow_unlabelled: whether an image may have no label.
+      column: that of the labels, if it is given.
     """
 
     separator: str | None = None
     columns: str | None = None
     allow_unlabelled: bool = False
+    column: str | None = None
 
     def __post_init__(self) -> None:
         """Checks that at most one layout is given."""
@@ -38,6 +43,11 @@ class SeveralLabels:
             raise UserError(
                 "label_separator is for one column with names, label_columns for columns with 0 "
                 "or 1: give one of them"
+            )
+        if self.column and self.columns:
+            raise UserError(
+                "label_column is for one column with labels, label_columns for columns with 0 or "
+                "1: give one of them"
             )
 
     def classes(self, place: Any, known: Sequence[str], used: Collection[str | None]) -> list[str]:
@@ -56,7 +66,8 @@ class SeveralLabels:
         if self.columns.strip() == _ALL:
             found = [name for name in known if name not in used]
         else:
-            found = [name.strip() for name in self.columns.split(",")]
+            by_name = {name.strip(): name for name in known}
+            found = [by_name.get(name.strip(), name.strip()) for name in self.columns.split(",")]
         for name in found:
             if name not in known:
                 raise UserError(
@@ -72,10 +83,17 @@ class SeveralLabels:
     def names(self, place: str, value: Any) -> tuple[str, ...]:
         """Returns the names in a value of the column of labels: a text or a list of texts.
 
+        They are as written: one may be there several times.
+
         Raises:
           UserError: it is something else.
         """
         if isinstance(value, str) and self.separator:
+            if _IN_BRACKETS.fullmatch(value):
+                raise UserError(
+                    f"{place} is {value!r:.{_SHOWN}}, a list in brackets, but must be only the "
+                    f"names, with {self.separator!r} between them; or write lists to JSON Lines"
+                )
             value = value.split(self.separator)
         elif isinstance(value, int) and not isinstance(value, bool) and self.separator:
             value = [value]
@@ -92,7 +110,7 @@ class SeveralLabels:
                 raise UserError(f"{place} has {name!r:.{_SHOWN}}, which is not one line of text")
             if name:
                 names.append(name)
-        return tuple(dict.fromkeys(names))
+        return tuple(names)
 
     def flagged(
         self, place: str, columns: Sequence[str], values: Mapping[str, Any]
@@ -129,6 +147,42 @@ class SeveralLabels:
                 f"({'; '.join(unlabelled[:3])}): remove them, or give --allow_unlabelled if they "
                 "show none of the classes"
             )
+
+
+def check_no_flags(place: Any, labels: Sequence[Sequence[str]]) -> None:
+    """Checks that lists of labels are not values of 0 or 1 for each class.
+
+    Args:
+      place: the data, for messages.
+      labels: of each image, as of :meth:`SeveralLabels.names`.
+
+    Raises:
+      UserError: all have only 0 and 1, as many of them in each, and one more than once.
+    """
+    lengths, names = set(map(len, labels)), set().union(*labels)
+    repeated = any(len(set(own)) < len(own) for own in labels)
+    if len(lengths) == 1 and names <= {"0", "1"} and repeated:
+        raise UserError(
+            f"{place}: the labels of each image are {min(lengths)} values of 0 or 1, but must be "
+            "the names or numbers of its classes; or give a column for each class, and "
+            "label_columns"
+        )
+
+
+def warnings_of_unused(classes: Sequence[str], labels: Collection[str]) -> tuple[str, ...]:
+    """Warns of classes of which there is no training image.
+
+    Args:
+      classes: all of them.
+      labels: those of training images.
+    """
+    unused = [repr(name.strip()) for name in classes if name not in labels]
+    if not unused:
+        return ()
+    return (
+        f"no training image has {counted(len(unused), 'class', 'classes')} "
+        f"({first_names(unused)}), which cannot be learnt so: add images, or leave it out",
+    )
 
 
 def in_order(names: Collection[str]) -> tuple[str, ...]:

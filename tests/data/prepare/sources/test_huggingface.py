@@ -561,3 +561,32 @@ def test_rows_without_labels(tmp_path):
         kind = {"label": datasets.Value("string")}
         single = several(tmp_path / "single", {"label": list("aabbaa")}, kind)
         open_source("huggingface", single, allow_unlabelled=True)
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "options", "message"),
+    [
+        (
+            [[0, None], *SEVERAL[1:]],
+            datasets.Sequence(datasets.ClassLabel(names=CLASSES)),
+            {},
+            r"row 0 of train has the label None, which is not in 0\.\.2",
+        ),
+        (
+            [[int(name in own) for name in CLASSES] for own in TEXTS],
+            datasets.Sequence(datasets.Value("int64")),
+            {},
+            "labels of each image are 3 values of 0 or 1",
+        ),
+        (
+            [0, 1, 2, 0, 1, 2],
+            datasets.ClassLabel(names=CLASSES),
+            {"label_separator": ","},
+            "has class labels, one for each image, but label_separator is for text",
+        ),
+    ],
+)
+def test_bad_labels_of_several(tmp_path, column, kind, options, message):
+    folder = several(tmp_path / "data", {"labels": column}, {"labels": kind})
+    with pytest.raises(UserError, match=message):
+        open_source("huggingface", folder, **options)

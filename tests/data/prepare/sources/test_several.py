@@ -168,12 +168,39 @@ def test_images_without_labels_are_refused(make):
         (SEPARATED, ".csv", {"allow_unlabelled": True}, "allow_unlabelled has no effect"),
         (LISTS.replace('"dog"', "1.5"), ".jsonl", {}, "labels has 1.5, but must have names"),
         (LISTS.replace('"dog"', r'"d\no"'), ".jsonl", {}, "not one line of text"),
+        (FLAGS, ".csv", {"label_columns": "cat", "label_column": "dog"}, "give one of them"),
+        (
+            SEPARATED.replace('"cat,dog"', """"['cat', 'dog']\""""),
+            ".csv",
+            {"label_separator": ","},
+            r"line 2: label is .*, a list in brackets, but must be only the names, with ','",
+        ),
+        (
+            '{"image": "a.png", "labels": [1, 0, 1]}\n{"image": "b.png", "labels": [0, 1, 1]}\n',
+            ".jsonl",
+            {},
+            "labels of each image are 3 values of 0 or 1, but must be the names or numbers",
+        ),
         (LONG + "a.png,dog\n", ".csv", {"label_separator": ",", "group_column": "label"}, "image"),
     ],
 )
 def test_bad_lists(make, text, suffix, options, message):
     with pytest.raises(UserError, match=message):
         open_source("list", make(text, suffix), **options)
+
+
+def test_a_class_without_training_images_is_told(make):
+    text = "image,bird ,cat,dog\na.png,0,0,1\nb.png,0,0,1\n"
+    source = open_source("list", make(text), label_columns="bird,cat,dog", holdout=0)
+    assert source.labels == CLASSES
+    (warning,) = (own for own in source.warnings if "no training image has" in own)
+    assert "2 classes ('bird', 'cat')" in warning
+
+
+def test_a_column_that_is_a_class_is_not_said_to_be_ignored(make):
+    text = "image,group,cat\na.png,1,0\nb.png,0,1\n"
+    warnings = open_source("list", make(text), label_columns="*", holdout=0).warnings
+    assert not any("ignored" in warning for warning in warnings)
 
 
 @pytest.mark.parametrize(
