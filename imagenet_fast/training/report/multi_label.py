@@ -61,7 +61,7 @@ def best_thresholds(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
         ends, hits, predicted = _curve(own, wanted)
         if hits.size and hits[-1]:
             thresholds[number] = ends[np.argmax(2 * hits / (predicted + hits[-1]))]
-    return thresholds
+    return np.maximum(thresholds, 0.0)  # -inf where scores are NaN
 
 
 def f1_scores(

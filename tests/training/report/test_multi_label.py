@@ -62,3 +62,9 @@ def test_nan_is_the_lowest_score():
     scores, labels = np.array([[np.nan], [0.2], [0.1]]), np.array([[1], [1], [0]])
     expected = average_precision_score([1, 1, 0], [-1, 0.2, 0.1])
     assert average_precisions(scores, labels)[0] == pytest.approx(expected)
+
+
+def test_thresholds_of_scores_that_are_not_numbers_can_be_stored():
+    scores = np.array([[np.nan, 0.25], [np.nan, 0.75]], np.float32)
+    labels = np.array([[True, False], [True, True]])
+    np.testing.assert_array_equal(best_thresholds(scores, labels), [0.0, 0.75])
