@@ -47,9 +47,9 @@ def preset_folder(preset: str, download: bool = False) -> Path:
         return to_path(preset)
     presets = _library().models.ImageClassifier.presets
     if preset not in presets:
+        hint = "" if "/" in preset else choices_hint(preset, sorted(presets))
         raise UserError(
-            f"there is neither a preset nor a folder with {_CONFIG} keras_hub:{preset}"
-            f"{choices_hint(preset, sorted(presets))}"
+            f"there is neither a preset nor a folder with {_CONFIG} keras_hub:{preset}{hint}"
         )
     handle = presets[preset]["kaggle_handle"].removeprefix("kaggle://")
     cache = os.environ.get("KAGGLEHUB_CACHE") or "~/.cache/kagglehub"
@@ -58,8 +58,8 @@ def preset_folder(preset: str, download: bool = False) -> Path:
         return folder
     if not download:
         raise UserError(
-            f"the preset keras_hub:{preset} is not in {folder}: give --pretrained, which downloads "
-            "it, or keras_hub:FOLDER, where you have it"
+            f"the preset keras_hub:{preset} is not in {folder}: put its files there, or train with "
+            "--pretrained, which downloads it, or with keras_hub:FOLDER, where you have it"
         )
     import kagglehub
 
