@@ -62,7 +62,7 @@ def require_choice(option: str, value: str, choices: Collection[str]) -> None:
         raise UserError(f"{option}={value!r} does not exist{choices_hint(value, choices)}")
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message, or its class name if there is no message."""
     lines = _BOLD.sub("", str(error)).strip().splitlines()
     return lines[0] if lines else type(error).__name__

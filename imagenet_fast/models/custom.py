@@ -192,7 +192,7 @@ def _load(name: str) -> Any:
         sys.path.insert(0, here)
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         hint = ""
         if module_name.endswith(".py"):
@@ -242,7 +242,7 @@ def _call(make: Any, described: str, num_classes: int, image_shape: ImageShape) 
         network = make(num_classes, image_shape)
     except UserError:
         raise
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         sizes = " for images of any size, as with train_sizes, size_ramp or eval_image_size"
         where = sizes if None in image_shape else ""
         raise UserError(f"{described} failed{where}: {_reason(error)}") from error
@@ -361,7 +361,7 @@ def _named(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Returns an error's type, message and place in the user's code."""
     libraries = (str(pathlib.Path(tf.__file__).parents[1]), __file__, "<frozen")
     frames = traceback.extract_tb(error.__traceback__)

@@ -52,9 +52,11 @@ def blocks_of(network: keras.Model) -> list[Block]:
 
 
 def name_of_block(block: Block) -> str:
-    """Returns the name of a block for people."""
+    """Returns the name of a block for people: what its layers' names begin with, or a layer's."""
     layers = [layer for layer in block if _has_kernel(layer)] or block
-    return next(filter(None, map(_key, layers)), layers[0].name)
+    key = next(filter(None, map(_key, layers)), layers[0].name)
+    # Of MobileNet and NASNet, keys are what names end in.
+    return key if any(layer.name.startswith(key) for layer in layers) else layers[-1].name
 
 
 def _keyed(model: keras.Model) -> Iterator[tuple[str, keras.layers.Layer]]:

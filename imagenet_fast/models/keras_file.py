@@ -134,10 +134,21 @@ def set_all_weights(model: keras.Model, content: Hdf5Content) -> None:
         own.assign(np.full(own.shape, np.nan))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        set_weights(model, content)
+        try:
+            set_weights(model, content)
+        except ValueError as error:
+            raise ValueError(_of_first_layer(str(error))) from None
     for own in floating:
         if np.isnan(own.numpy()).any():
             raise ValueError(f"{name_of(own)} is not in it, or not a number")
+
+
+def _of_first_layer(message: str) -> str:
+    """Returns what Keras says of the first layer whose weights do not fit, in a line."""
+    reason = message.rpartition("Example error message for object ")[2]
+    for beyond in ("List of objects", "Target variable:"):  # which is followed by its values
+        reason = reason.partition(beyond)[0]
+    return " ".join(reason.split())[:_LONGEST_REASON]
 
 
 @contextmanager
@@ -152,8 +163,7 @@ def weights_of_at_most(limit: int) -> Iterator[None]:
         total += math.prod(spec.shape.as_list()) * spec.dtype.size
         if total > limit + _BEYOND_FILE:
             raise ValueError(
-                f"its layers need {total:,} bytes of weights or more, but its weights have "
-                f"{limit:,}"
+                f"its layers need {total:,} bytes of weights or more, but its file allows {limit:,}"
             )
         return make(**options)
 

@@ -6,6 +6,7 @@ its weights are arrays.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import os
@@ -46,9 +47,9 @@ def preset_folder(preset: str, download: bool = False) -> Path:
         return to_path(preset)
     presets = _library().models.ImageClassifier.presets
     if preset not in presets:
+        hint = "" if "/" in preset else choices_hint(preset, sorted(presets))
         raise UserError(
-            f"there is neither a preset nor a folder with {_CONFIG} keras_hub:{preset}"
-            f"{choices_hint(preset, sorted(presets))}"
+            f"there is neither a preset nor a folder with {_CONFIG} keras_hub:{preset}{hint}"
         )
     handle = presets[preset]["kaggle_handle"].removeprefix("kaggle://")
     cache = os.environ.get("KAGGLEHUB_CACHE") or "~/.cache/kagglehub"
@@ -57,8 +58,8 @@ def preset_folder(preset: str, download: bool = False) -> Path:
         return folder
     if not download:
         raise UserError(
-            f"the preset keras_hub:{preset} is not in {folder}: give --pretrained, which downloads "
-            "it, or keras_hub:FOLDER, where you have it"
+            f"the preset keras_hub:{preset} is not in {folder}: put its files there, or train with "
+            "--pretrained, which downloads it, or with keras_hub:FOLDER, where you have it"
         )
     import kagglehub
 
@@ -86,7 +87,11 @@ def build_preset(
     Raises:
         UserError: if it is no image classifier of KerasHub.
     """
-    backbone, kind = _backbone(folder, image_shape)
+    with contextlib.ExitStack() as stack:
+        # Its arguments may claim any size; larger images need more position embeddings.
+        if (folder / PRESET_WEIGHTS).is_file():
+            stack.enter_context(weights_of_at_most(2 * (folder / PRESET_WEIGHTS).stat().st_size))
+        backbone, kind = _backbone(folder, image_shape)
     accepted = inspect.signature(kind).parameters.keys() - _NOT_OF_HEAD
     head = {}
     if (folder / "task.json").is_file():
@@ -95,7 +100,14 @@ def build_preset(
             head = {key: value for key, value in task["config"].items() if key in accepted}
             head = {key: head[key] for key in head.keys() - _OURS}
     # Its own class would have methods and attributes that the network does not need.
-    task = kind(backbone, num_classes=num_classes, head_dtype="float32", **_plain(folder, head))
+    head = _plain(folder, head)
+    try:
+        task = kind(backbone, num_classes=num_classes, head_dtype="float32", **head)
+    except Exception as error:  # for wrong arguments, of any class
+        raise UserError(
+            f"{folder / 'task.json'}: {kind.__name__} cannot be made with {head}: "
+            f"{first_line(error)}"
+        ) from None
     return keras.Model(task.inputs[0], task.outputs[0], name=backbone.name)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -19,7 +21,7 @@ from imagenet_fast.optimizers.sgd import SGD
 # This package's, which training.build_optimizer makes.
 OPTIMIZERS = {"sgd": SGD, "lars": LARS, "muon": Muon}
 # Classes of Keras' module that are no optimizers for a user to name.
-_EXCLUDED = ("optimizer", "lossscaleoptimizer")
+_EXCLUDED = ("optimizer", "lossscaleoptimizer", "multioptimizer")
 # Arguments of optimizers by what gives them; empty: nothing, since the training step does it.
 _BY_OPTIONS = {
     **{name: name for name in ("learning_rate", "momentum", "weight_decay", "nesterov")},
@@ -30,7 +32,7 @@ _BY_OPTIONS = {
     "gradient_accumulation_steps": "accumulation_steps",
     **dict.fromkeys(("name", "kwargs", "jit_compile"), ""),
 }
-_WORDS = {"true": True, "false": False, "none": None}
+_WORDS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def make_optimizer(
@@ -103,14 +105,15 @@ def make_optimizer(
 
 def _parsed(
     name: str, make: Callable[..., Any], arguments: Sequence[str]
-) -> dict[str, float | bool | None]:
+) -> dict[str, float | bool]:
     """Returns the values of arguments, which the optimizer must have.
 
     Raises:
-      UserError: if it has not, an option gives it, or a value is no number.
+      UserError: if it has not, an option gives it, or a value is not of the kind of its default.
     """
-    values: dict[str, float | bool | None] = {}
-    parameters = [own for own in inspect.signature(make).parameters if own not in _BY_OPTIONS]
+    values: dict[str, float | bool] = {}
+    signature = inspect.signature(make).parameters.items()
+    parameters = {key: own.default for key, own in signature if key not in _BY_OPTIONS}
     for argument in arguments:
         key, _, text = argument.partition("=")
         if _BY_OPTIONS.get(key):
@@ -120,14 +123,21 @@ def _parsed(
                 f"optimizer_arguments: {name} has no {key}; its arguments are "
                 f"{', '.join(parameters) or 'those that have options'}"
             )
-        try:
-            word = text.strip().lower()
-            values[key] = _WORDS[word] if word in _WORDS else float(text)
-        except ValueError:
-            raise UserError(
-                f"optimizer_arguments: {key} is {text!r}, but must be a number, true, false or none"
-            ) from None
+        if key in values:
+            raise UserError(f"optimizer_arguments: {key} is there twice")
+        values[key] = _value(key, text, isinstance(parameters[key], bool))
     return values
+
+
+def _value(key: str, text: str, is_bool: bool) -> float | bool:
+    word = text.strip().lower()
+    if is_bool and word in _WORDS:
+        return _WORDS[word]
+    with contextlib.suppress(ValueError):
+        if not is_bool and math.isfinite(float(text)):
+            return float(text)
+    kind = "true or false" if is_bool else "a finite number"
+    raise UserError(f"optimizer_arguments: {key} is {text!r}, but must be {kind}")
 
 
 def _with_rate_factors(

@@ -92,6 +92,10 @@ def test_weights_file_of_another_network(tmp_path):
     keras.Sequential([keras.Input([4]), keras.layers.Dense(2)]).save_weights(file)
     with pytest.raises(UserError, match=r"theirs\.weights\.h5 does not hold .*keras:MobileNetV2"):
         application_weights("MobileNetV2", file)
+    keras.applications.MobileNet(include_top=False, weights=None).save_weights(file)
+    message = r"expanded_conv_project.*\(1, 1, 32, 16\).*\(1, 1, 32, 64\)\.$"
+    with pytest.raises(UserError, match=message):
+        application_weights("MobileNetV2", file)
     file.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(50))
     with pytest.raises(UserError, match="does not hold the weights of keras:MobileNetV2"):
         application_weights("MobileNetV2", file)

@@ -48,6 +48,7 @@ def test_blocks_of_this_packages_resnets():
         ("ResNet50", RESNET50),
         ("ConvNeXtTiny", CONVNEXT),
         ("VGG16", [*(f"block{i}" for i in range(1, 6)), "logits"]),
+        ("MobileNet", ["conv1", *(f"conv_pw_{i}" for i in range(1, 14)), "logits"]),
         pytest.param(
             "Xception", [*(f"block{i}" for i in range(1, 15)), "logits"], marks=pytest.mark.long
         ),

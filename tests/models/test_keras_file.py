@@ -240,7 +240,7 @@ def test_what_is_compiled_is_ignored(saved, write, evil):
     [
         (
             {"units": 10**6},
-            r"its layers need 16,000,0\d\d bytes of weights or more, but its w",
+            r"its layers need 16,000,0\d\d bytes of weights or more, but its file",
         ),
         ({"units": 2**30}, r"its layers need 17,179,869,\d+ bytes"),
         ({"units": 2**40}, "units is 1,099,511,627,776"),

@@ -107,11 +107,30 @@ def changed(presets, tmp_path, change):
             "block_type is described by classes",
         ),
         (lambda own: own["config"].update(block_type="none"), "ResNetBackbone cannot be made"),
+        (
+            lambda own: own["config"].update(stackwise_num_filters=[64, 10_000]),
+            "need [0-9,]+ bytes of weights or more, but its file allows",
+        ),
+        (
+            lambda own: own["config"].update(stackwise_num_blocks=[1, 10**9]),
+            "need [0-9,]+ bytes of weights or more, but its file allows",
+        ),
     ],
 )
 def test_a_folder_that_names_other_classes_is_refused(presets, tmp_path, change, message):
     with pytest.raises(UserError, match=message):
         build_preset(changed(presets, tmp_path, change), 5, (32, 32, 3))
+
+
+def test_a_damaged_head_is_an_error(presets, tmp_path):
+    folder = changed(presets, tmp_path, lambda config: None)
+    task = json.loads((folder / "task.json").read_text())
+    task["config"]["pooling"] = "median"
+    (folder / "task.json").write_text(json.dumps(task))
+    with pytest.raises(
+        UserError, match=r"task\.json: ResNetImageClassifier cannot .*pooling=median"
+    ):
+        build_preset(folder, 5, (32, 32, 3))
 
 
 def test_weights_of_another_network_are_refused(presets, tmp_path):
@@ -138,6 +157,8 @@ def test_presets_that_are_nowhere(tmp_path, monkeypatch):
     monkeypatch.setenv("KAGGLEHUB_CACHE", str(tmp_path))
     with pytest.raises(UserError, match=r"neither a preset .*; did you mean .*resnet_50_imagenet"):
         preset_folder("resnet_50_imagenett")
+    with pytest.raises(UserError, match=r"neither a preset .* keras_hub:gone/away$"):
+        preset_folder("gone/away")
     with pytest.raises(UserError, match=f"is not in {tmp_path}/models/keras/resnet.*--pretrained"):
         preset_folder("resnet_50_imagenet")
 

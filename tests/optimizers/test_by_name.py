@@ -113,12 +113,22 @@ def test_arguments_of_an_optimizer():
         ("learning_rate=1", "give learning_rate by --learning_rate"),
         ("clipnorm=1", "give clipnorm by --clip_norm"),
         ("use_ema=true", "give use_ema by --ema_decay"),
-        ("beta_1=high", "beta_1 is 'high', but must be a number, true, false or none"),
+        ("beta_1=high", "beta_1 is 'high', but must be a finite number"),
+        ("beta_1=true", "beta_1 is 'true', but must be a finite number"),
+        ("beta_1=none", "beta_1 is 'none', but must be a finite number"),
+        ("beta_1=nan", "beta_1 is 'nan', but must be a finite number"),
+        ("amsgrad=2", "amsgrad is '2', but must be true or false"),
+        ("beta_1=0.8,beta_1=0.9", "beta_1 is there twice"),
     ],
 )
 def test_arguments_that_an_optimizer_does_not_have(argument, message):
     with pytest.raises(UserError, match=message):
-        make("adamw", arguments=[argument])
+        make("adamw", arguments=argument.split(","))
+
+
+def test_a_wrapper_of_optimizers_has_no_name():
+    with pytest.raises(UserError, match="'multioptimizer' does not exist"):
+        make("multioptimizer")
 
 
 @pytest.mark.skipif(KERAS_2, reason="needs Keras 3")

@@ -577,6 +577,7 @@ def test_initial_weights_are_not_dropped_silently(config):
             r"give --model=keras:MobileNetV2, or .*: return keras.applications.MobileNetV2\(",
         ),
         (fails, r"model failed: KeyError: 'filters' \(\S+test_own_model.py, line \d+\)$"),
+        (lambda *_: sys.exit("usage"), "model failed: SystemExit: usage"),
         (tf_keras, r"returned a tf_keras\.src\S+Functional, of tf_keras: .*`import keras`"),
         (TfKerasModel(), r"^model is a tests\S+TfKerasModel, of tf_keras: .*`import keras`"),
         (lambda *_: 3, "returned a builtins.int, and not a Keras Model"),
@@ -763,6 +764,7 @@ def build(num_classes, image_shape):
         (MODULE, "no_{}:build", "model no_{}:build: there is no module no_{} in {here}"),
         ("import no_such_module", "{}:build", "importing {} failed: ModuleNotFoundError: No"),
         ("1 / 0", "{}:build", "failed: ZeroDivisionError: division by zero ({here}/{}.py, line 1)"),
+        ("exit(3)", "{}:build", "importing {} failed: SystemExit: 3"),
     ],
 )  # fmt: skip
 def test_modules_of_the_working_directory(text, name, message, tmp_path, monkeypatch, request):

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from imagenet_fast import models
+from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.keras_2 import layers_in
 from imagenet_fast.base.notices import warn_once
@@ -131,11 +132,6 @@ def layer_rate_factors(options: UpdateOptions, model: keras.Model) -> list[float
         return [1.0] * len(variables)
     blocks = blocks_of(network_of(model))
     head = len(blocks) - 1
-    warn_once(
-        f"layer_decay: the learning rate of {name_of_block(blocks[0])} is "
-        f"{options.layer_decay**head:.3g} times that of {name_of_block(blocks[-1])}, {head} blocks "
-        "behind it"
-    )
     depths = {
         id(variable): depth
         for depth, block in enumerate(blocks)
@@ -143,7 +139,15 @@ def layer_rate_factors(options: UpdateOptions, model: keras.Model) -> list[float
         for variable in layer.weights
     }
     # A variable of no layer of the network would be of a loss.
-    return [options.layer_decay ** (head - depths.get(id(own), head)) for own in variables]
+    trained = [depths.get(id(own), head) for own in variables]
+    first = min(trained, default=head)
+    if first < head:
+        warn_once(
+            f"layer_decay: the learning rate of {name_of_block(blocks[first])} is "
+            f"{options.layer_decay ** (head - first):.3g} times that of "
+            f"{name_of_block(blocks[-1])}, {counted(head - first, 'block')} behind it"
+        )
+    return [options.layer_decay ** (head - depth) for depth in trained]
 
 
 def _required(options: UpdateOptions) -> list[str]:

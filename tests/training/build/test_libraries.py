@@ -79,7 +79,7 @@ def test_a_run_is_initial_weights_with_its_head(tmp_path):
     assert_same(network_of(loaded).get_weights(), network_of(model).get_weights())
 
 
-def test_pretrained_weights_are_the_librarys(theirs, monkeypatch):
+def test_pretrained_weights_are_the_librarys(theirs, monkeypatch, capfd):
     network, _ = theirs
     asked = []
     monkeypatch.setattr(
@@ -89,6 +89,8 @@ def test_pretrained_weights_are_the_librarys(theirs, monkeypatch):
     model = build_model(NAMED.replace(**options))
     assert asked == [NAMED.model]
     assert_same(network_of(model).get_weights()[:-2], network.get_weights())
+    said = f"the learning rate of expanded_conv_1 is {0.5**11:.3g} times that of logits, 11 blocks"
+    assert said in capfd.readouterr().err
     # Two of fourteen blocks are frozen; the head is twelve blocks behind the first that is not.
     factors = model.optimizer.rate_factors
     assert factors == layer_rate_factors(NAMED.replace(**options), model)
