@@ -118,6 +118,8 @@ def main(arguments: list[str]) -> int:
         print(line)
     if flags["per_class"]:
         print(f"\n{_table(result['classes'])}")
+    if flags["predictions"]:
+        print(f"\npredictions of {result['examples']} images: {flags['predictions']}")
     return 0
 
 

@@ -352,8 +352,9 @@ def _check_none_given(options: Mapping[str, Any], info: DatasetInfo) -> None:
     given = [name for name, value in options.items() if value]
     if given:
         raise UserError(
-            f"{' and '.join(given)}: images of {info.name} have several labels, for which there is "
-            "no such option: remove it"
+            f"{' and '.join(given)}: images of {info.name} have several labels, and this is for "
+            "images of one: leave it out"
+            + ("; predict --output writes predictions" if "predictions" in given else "")
         )
 
 

@@ -487,10 +487,14 @@ def test_a_notebook_evaluates_on_the_test_split(with_test, saved):
 
 
 @pytest.mark.long
-def test_command_evaluates_on_the_test_split(config, saved, with_test, capfd):
+def test_command_evaluates_on_the_test_split(config, saved, with_test, capfd, tmp_path):
     arguments = ["evaluate", f"--model_dir={config.model_dir}", "--json"]
     assert commands.run([*arguments, f"--data_dir={with_test.data_dir}", "--split=test"]) == 0
     assert json.loads(capfd.readouterr().out)["examples"] == 20
+    path = tmp_path / "test.csv"
+    others = [f"--data_dir={with_test.data_dir}", "--split=test", f"--predictions={path}"]
+    assert commands.run([*arguments[:-1], *others]) == 0
+    assert f"predictions of 20 images: {path}\n" in capfd.readouterr().out
     assert commands.run([*arguments, "--split=test"]) == 2
     assert "digits has no test shards, only those of train, validation" in capfd.readouterr().err
     assert commands.run([*arguments, "--split=tets"]) == 2

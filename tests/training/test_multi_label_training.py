@@ -205,8 +205,9 @@ def test_answers_with_several_labels_as_a_table():
 @pytest.mark.parametrize("name", ["predictions", "class_map", "right_labels"])
 def test_evaluations_of_one_label(run, name):
     value = "labels.csv" if name == "predictions" else "same"
-    with pytest.raises(UserError, match=f"{name}: images of .* have several labels"):
+    with pytest.raises(UserError, match=f"{name}: images of .* have several labels") as raised:
         evaluate(run[1], model=network, **{name: value})
+    assert ("predict --output" in str(raised.value)) == (name == "predictions")
 
 
 def test_thresholds_of_another_model(run, tmp_path):

@@ -441,7 +441,7 @@ def test_batch_norms_stay_if_that_is_wished(config, capsys):
 def test_momentum_and_epsilon_of_batch_norms(config, make, capsys):
     config = config.replace(model="custom")
     build_model(config, model=lambda *sizes: make(*sizes))
-    assert "batch_norm_momentum" not in capsys.readouterr().err
+    assert "as batch_norm_momentum says" not in capsys.readouterr().err
     other = config.replace(batch_norm_momentum=0.25, batch_norm_epsilon=0.5)
     model = build_model(other, model=lambda *sizes: make(*sizes))
     norms = [o for o in layers_in(model) if isinstance(o, keras.layers.BatchNormalization)]

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.keras_2 import KERAS_2
+from imagenet_fast.base.keras_2 import KERAS_2, layers_in
 from imagenet_fast.base.notices import say, warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.shared_options import SharedOptions
@@ -59,6 +59,8 @@ _MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredSt
 _SCALES_LOSS = (*_MIRRORED, tf.distribute.OneDeviceStrategy)
 # Fraction of the average weights at the end of a run above which it is likely to look untrained.
 _KEPT_INITIAL_WEIGHTS = 0.05
+# Of the moving averages of batch norm, which may be good ones of pretrained weights.
+_KEPT_INITIAL_AVERAGES = 0.2
 
 
 def build_model(
@@ -121,6 +123,7 @@ def build(
             f"model {classifier.name} has nothing to train: all its layers have trainable = False, "
             "or are in a model or layer that has"
         )
+    _warn_of_initial_averages(run, classifier)
     starts_trained = bool(config.initial_weights) or config.pretrained
     if starts_trained and not restored:
         say(load_initial_weights(classifier, build_classifier))
@@ -205,6 +208,28 @@ def _warn_of_initial_weights(run: Run) -> None:
             f"the weights that are evaluated and exported will be {kept:.0%} the initial ones at "
             f"the end of the run, because ema_decay is {config.ema_decay:g} for {total} steps: "
             + (f"give --ema_decay={decay:g} or less, or 0" if decay else "give --ema_decay=0")
+        )
+
+
+def _warn_of_initial_averages(run: Run, classifier: Classifier) -> None:
+    """Warns if batch norms keep their initial moving averages, which evaluation uses.
+
+    This package's networks have ``batch_norm_momentum``, by default 0.9, which is short enough for
+    all but a few steps; others have their own.
+    """
+    if run.config.model in MODEL_NAMES:
+        return
+    norms = [
+        own for own in layers_in(classifier) if isinstance(own, keras.layers.BatchNormalization)
+    ]
+    momentum = max((norm.momentum for norm in norms if norm.trainable), default=0.0)
+    kept = momentum**run.total_steps
+    if kept > _KEPT_INITIAL_AVERAGES:
+        warn_once(
+            f"batch norm's moving averages will be {kept:.0%} the initial ones at the end of the "
+            f"run, because their momentum is {momentum:g} for {run.total_steps} steps, so that "
+            "evaluation may be far worse than training: give --batch_norm_momentum=0.8 or so, or "
+            "train longer"
         )
 
 

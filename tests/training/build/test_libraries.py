@@ -41,13 +41,15 @@ def assert_same(found, expected):
 def test_a_run_starts_from_a_file_with_a_new_head(theirs, file, capfd):
     network, folder = theirs
     path = str(folder / file)
-    model = build_model(NAMED.replace(initial_weights=path, freeze_through="all_but_head"))
+    options = {"freeze_through": "all_but_head", "duration": "20 steps"}
+    model = build_model(NAMED.replace(initial_weights=path, **options))
     own = network_of(model).get_weights()
     assert_same(own[:-2], network.get_weights())
     assert [tuple(value.shape) for value in own[-2:]] == [(576, 10), (10,)]
     assert len(model.trainable_variables) == 2
     said = capfd.readouterr().err
     assert f"initial weights: those of {path}, except the classification head" in said
+    assert "moving averages" not in said  # They are frozen.
     # MobileNetV3 scales pixels itself.
     normalize = model.get_layer("normalize")
     assert (normalize.mean, normalize.std) == ((0, 0, 0), (1, 1, 1))
@@ -85,9 +87,18 @@ def test_pretrained_weights_are_the_librarys(theirs, monkeypatch, capfd):
     monkeypatch.setattr(
         fine_tune, "pretrained_weights", lambda name: asked.append(name) or network.weights
     )
-    options = {"pretrained": True, "layer_decay": 0.5, "freeze_through": "2"}
+    options = {
+        "pretrained": True,
+        "layer_decay": 0.5,
+        "freeze_through": "2",
+        "duration": "20 steps",
+    }
     model = build_model(NAMED.replace(**options))
     assert asked == [NAMED.model]
+    # Keras' MobileNetV3 has a momentum for long runs.
+    said = capfd.readouterr().err
+    assert "moving averages will be 98% the initial ones at the end of the run" in said
+    assert "their momentum is 0.999 for 20 steps" in said
     assert_same(network_of(model).get_weights()[:-2], network.get_weights())
     said = f"the learning rate of expanded_conv_1 is {0.5**11:.3g} times that of logits, 11 blocks"
     assert said in capfd.readouterr().err
