@@ -42,12 +42,12 @@ def interval(fraction: float, count: float) -> tuple[float, float]:
     return (max(low, 0.0) if fraction > 0 else 0.0), (min(high, 1.0) if fraction < 1 else 1.0)
 
 
-def accuracy_interval(accuracy: Any, images: Any) -> tuple[float, float] | None:
-    """Returns :func:`interval` of what a row of metrics has; None: it has no accuracy."""
+def accuracy_interval(accuracy: Any, images: Any) -> list[float] | None:
+    """Returns :func:`interval` of what a row of metrics has, as JSON does; None: no accuracy."""
     numbers = isinstance(accuracy, (int, float)) and isinstance(images, (int, float))
     if not numbers or not 0 <= accuracy <= 1 or not 0 < images < math.inf:
         return None
-    return interval(accuracy, images)
+    return [*interval(accuracy, images)]
 
 
 def reliability(confidences: np.ndarray, right: np.ndarray) -> np.ndarray:

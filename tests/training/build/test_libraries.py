@@ -100,8 +100,8 @@ def test_pretrained_weights_are_the_librarys(theirs, monkeypatch, capfd):
     assert "moving averages will be 98% the initial ones at the end of the run" in said
     assert "their momentum is 0.999 for 20 steps" in said
     assert_same(network_of(model).get_weights()[:-2], network.get_weights())
-    said = f"the learning rate of expanded_conv_1 is {0.5**11:.3g} times that of logits, 11 blocks"
-    assert said in capfd.readouterr().err
+    rate = f"the learning rate of expanded_conv_1 is {0.5**11:.3g} times that of logits, 11 blocks"
+    assert rate in said
     # Two of fourteen blocks are frozen; the head is twelve blocks behind the first that is not.
     factors = model.optimizer.rate_factors
     assert factors == layer_rate_factors(NAMED.replace(**options), model)

@@ -34,7 +34,7 @@ def test_interval_without_images():
     assert interval(0.0, 0) == (0, 1)
     for row in ((None, None), (0.5, None), ("a", 3), (float("nan"), 3), (0.5, 0), (2.0, 3)):
         assert accuracy_interval(*row) is None
-    assert accuracy_interval(0.5, 10.0) == interval(0.5, 10)
+    assert accuracy_interval(0.5, 10.0) == [*interval(0.5, 10)]
 
 
 @pytest.fixture(scope="module")

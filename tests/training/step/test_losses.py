@@ -12,7 +12,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.models import network_of
 from imagenet_fast.serving.module import serving_module
 from imagenet_fast.training.step.classifier import Classifier
-from imagenet_fast.training.step.error_analysis import _worst_of_batch
+from imagenet_fast.training.step.error_analysis import _rows, _worst_of_batch
 from imagenet_fast.training.step.losses import Focus, class_probabilities, image_losses
 
 BINARY = "binary_cross_entropy"
@@ -140,13 +140,14 @@ def test_the_worst_mistakes_have_the_highest_losses():
     logits = np.array([[4, -4, -4], [-1, -1, 1], [-9, 9, -9]], "float32")
     labels = np.array([1, 0, 1], np.int32)
     pixels = np.zeros((3, 1, 1, 3), np.uint8)
-    *_, facts = _worst_of_batch(pixels, labels, np.ones(3, "float32"), logits, BINARY)
+    rows = _rows(labels, np.ones(3, "float32"), logits, BINARY, top=1)
+    *_, facts = _worst_of_batch(pixels, rows, tf.constant(0, tf.int64), logits, BINARY)
     losses = reference(logits, targets(labels, 0, 3))
     probabilities = sigmoid(logits)
     for row, image in zip(facts.numpy(), (0, 1)):
         own = probabilities[image, labels[image]]
         np.testing.assert_allclose(
-            row[2:], [own, probabilities[image].max(), losses[image]], rtol=1e-5
+            row[3:], [own, probabilities[image].max(), losses[image]], rtol=1e-5
         )
     assert facts[2, -1] == -np.inf
 
