@@ -45,6 +45,22 @@ def _run(strategy: tf.distribute.Strategy, function: Callable[..., None], *argum
     strategy.run(lambda: function(*arguments))
 
 
+def local_variable(value: tf.Tensor, name: str) -> tf.Variable:
+    """Returns a variable of which each replica has a copy of its own, in the strategy's scope.
+
+    Args:
+      value: its initial value.
+      name: of the variable.
+    """
+    return tf.Variable(
+        value,
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        name=name,
+    )
+
+
 def local_values(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
     """Returns the values of the replica's copies of variables, in replica context."""
     # read_value(), because tf.convert_to_tensor would read all replicas' copies of some variables.

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.data.steps import evaluation_batch_size, evaluation_steps
-from imagenet_fast.distribute.one_call import assign_local, local_values, one_call
+from imagenet_fast.distribute.one_call import assign_local, local_values, local_variable, one_call
 from imagenet_fast.training.run import Run
 from imagenet_fast.training.step.calibration import (
     no_temperature_sums,
@@ -173,13 +173,7 @@ class Predictions:
 
         with strategy.scope():
             self._variables = [
-                tf.Variable(
-                    value,
-                    trainable=False,
-                    synchronization=tf.VariableSynchronization.ON_READ,
-                    aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-                    name=name,
-                )
+                local_variable(value, name)
                 for name, value in zip(("images", "facts", "slopes"), empty())
             ]
             self._temperature = tf.Variable(1.0, trainable=False, name="temperature")

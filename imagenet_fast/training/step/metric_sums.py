@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from imagenet_fast.distribute.one_call import assign_local, one_call
+from imagenet_fast.distribute.one_call import assign_local, local_variable, one_call
 
 NAMES = ("loss", "top1", "top5", "examples", "skipped")
 
@@ -69,13 +69,7 @@ class MetricSums:
     """
 
     def __init__(self) -> None:
-        self.variable = tf.Variable(
-            tf.zeros([len(NAMES)]),
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            name="sums",
-        )
+        self.variable = local_variable(tf.zeros([len(NAMES)]), "sums")
         self._reset = one_call(tf.distribute.get_strategy(), self._reset_in_replica)
 
     def reset(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from imagenet_fast.distribute.one_call import assign_local, local_values
+from imagenet_fast.distribute.one_call import assign_local, local_values, local_variable
 
 
 class Rows:
@@ -23,14 +23,7 @@ class Rows:
         self._shape, self._fill = [images, columns], fill
         with strategy.scope():
             self._count, self._rows = (
-                tf.Variable(
-                    value,
-                    trainable=False,
-                    synchronization=tf.VariableSynchronization.ON_READ,
-                    aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-                    name=name,
-                )
-                for name, value in zip(("count", "rows"), self._empty())
+                local_variable(value, name) for name, value in zip(("count", "rows"), self._empty())
             )
 
     def _empty(self) -> list[tf.Tensor]:
