@@ -52,7 +52,9 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
 
         It has the same weights and computes the same outputs, up to rounding.
         """
-        return self.replace(precision="float32", pipeline_stages=1, batch_norm_batch_size=0)
+        return self.replace(
+            precision="float32", pipeline_stages=1, batch_norm_batch_size=0, replicas=()
+        )
 
     @classmethod
     def from_flagfile(cls, path: str | os.PathLike[str], **changes: Any) -> Config:

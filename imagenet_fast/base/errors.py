@@ -23,6 +23,10 @@ class UserError(ValueError):
     _keras_call_info_injected = True
 
 
+class NotNeeded(UserError):  # noqa: N818 - it says what is wrong
+    """This worker process has nothing to do; commands say so and exit with status 0."""
+
+
 def how_to_install(extra: str) -> str:
     """Returns the command that installs an extra of ``setup.cfg``."""
     return f"`pip install -e '.[{extra}]'` in a clone of imagenet_fast"

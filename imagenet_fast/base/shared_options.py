@@ -14,6 +14,15 @@ def _is_name(value: str) -> bool:
     return not any(unicodedata.category(character) in ("Cc", "Cs") for character in value)
 
 
+def _are_replicas(value: tuple[int, ...]) -> bool:
+    """Whether the values are none, replicas, or replicas and input pipelines."""
+    return (
+        len(value) <= 2
+        and all(entry > 0 for entry in value)
+        and (len(value) < 2 or value[0] % value[1] == 0)
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class SharedOptions(Options):
     """Options that all groups inherit: the run's directory, batch sizes, seed and precision."""
@@ -38,6 +47,15 @@ class SharedOptions(Options):
         group="optimization",
         check=POSITIVE,
     )
+    replicas: tuple[int, ...] = option(
+        (),
+        "logical replicas, whose batches, batch norm and random numbers stay the same on whatever "
+        "devices carry them, and optionally input pipelines among which they share the shards, as "
+        "256,32; a divisor of batch_size / accumulation_steps; empty: the devices with which the "
+        "run begins",
+        group="hardware",
+        check=Check(_are_replicas, "be a positive number, optionally followed by a divisor of it"),
+    )
     eval_batch_size: int = option(
         0,
         "images in an evaluation step, over all replicas; 0: batch_size / accumulation_steps; "
@@ -58,6 +76,7 @@ class SharedOptions(Options):
         "always float32",
         group="hardware",
         choices=("float32", "mixed_bfloat16", "mixed_float16"),
+        may_change_on_resume=True,
     )
 
     def _check_together(self) -> None:
@@ -66,4 +85,9 @@ class SharedOptions(Options):
             raise UserError(
                 f"batch_size {self.batch_size} cannot be split into "
                 f"accumulation_steps={self.accumulation_steps} equal parts"
+            )
+        if self.replicas and self.batch_size % (self.replicas[0] * self.accumulation_steps):
+            raise UserError(
+                f"batch_size {self.batch_size} cannot be split evenly over {self.replicas[0]} "
+                f"replicas with accumulation_steps={self.accumulation_steps}"
             )

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import imagenet_fast
-from imagenet_fast.base.errors import UserError, module_missing, nearest
+from imagenet_fast.base.errors import NotNeeded, UserError, module_missing, nearest
 
 COMMANDS = {
     "prepare": "turn images into TFRecord shards, or verify them",
@@ -51,6 +51,9 @@ def run(arguments: Sequence[str]) -> int:
             )
         module = importlib.import_module(f"imagenet_fast.commands.{name.replace('-', '_')}")
         return module.main(list(arguments[1:]))
+    except NotNeeded as reason:
+        print(f"imagenet-fast {name}: {reason}", file=sys.stderr)
+        return 0
     except UserError as error:
         return _failed(name, str(error))
     except ModuleNotFoundError as error:

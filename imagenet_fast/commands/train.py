@@ -12,6 +12,7 @@ from imagenet_fast.base.paths import to_path
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names, run_in
 from imagenet_fast.distribute.quiet import import_tensorflow
+from imagenet_fast.training.checkpoints.config_file import as_begun
 from imagenet_fast.training.compile_cache import cache_flags
 from imagenet_fast.training.options import metric_text
 
@@ -68,6 +69,7 @@ def main(arguments: list[str]) -> int:
             raise UserError("saved_model must be another directory than model_dir, the run's")
         new_path(flags["saved_model"], "leave out --saved_model")
     config.warn_of_unused_warmup(flags.given())
+    config = as_begun(config)
     import_tensorflow(cache_flags(config))
 
     from imagenet_fast.distribute.strategy import make_strategy

@@ -41,7 +41,7 @@ from imagenet_fast.data.jpeg.image_ops import make_images, with_resize_kernel
 from imagenet_fast.data.malloc import keep_freed_memory
 from imagenet_fast.data.on_device import ImagesOnDevice, TrainingImages, ValidationImages
 from imagenet_fast.data.options import DataOptions, InputOptions
-from imagenet_fast.data.order import SplitPart, part_of, training_order
+from imagenet_fast.data.order import Share, SplitPart, part_of, shares_of, training_order
 from imagenet_fast.data.sampling import make_sampling
 from imagenet_fast.data.service import (
     batches_from_servers,
@@ -188,9 +188,7 @@ def _batches(
             dataset = _step_numbers(replicas, 0).take(steps * replicas)
         elif training:
             size = per_replica_batch_size(config, strategy)
-            dataset = _training_batches(
-                info, config, context, size, size * replicas, first_step, here
-            )
+            dataset = _training_batches(info, config, context, size, first_step, here)
         else:
             size = evaluation_batch_size(config, strategy, info.splits[split].examples)
             dataset = _evaluation_batches(info, config, context, size, split, here)
@@ -315,53 +313,72 @@ def with_threads(dataset: tf.data.Dataset, threads: int) -> tf.data.Dataset:
 
 def _training_batches(
     info: DatasetInfo,
-    options: DataOptions,
+    options: InputOptions,
     context: tf.distribute.InputContext,
     batch_size: int,
-    pipeline_batch_size: int,
+    first_step: int,
+    here: bool,
+) -> tf.data.Dataset:
+    host = context.num_input_pipelines, context.input_pipeline_id
+    shares = shares_of(info.splits["train"], options, batch_size, *host)
+    parts = [_batches_of_share(info, options, context, share, first_step, here) for share in shares]
+    dataset = parts[0]
+    if len(parts) > 1:
+        turns = [n for n, share in enumerate(shares) for _ in range(*share.window)]
+        choices = tf.data.Dataset.from_tensor_slices(tf.constant(turns, tf.int64)).repeat()
+        dataset = tf.data.Dataset.choose_from_datasets(parts, choices)
+    if batch_size > shares[0].batch_size:
+        dataset = dataset.batch(batch_size // shares[0].batch_size, drop_remainder=True)
+        dataset = dataset.map(
+            lambda *batch: tuple(
+                tf.reshape(tensor, [batch_size, *tensor.shape[2:]]) for tensor in batch
+            )
+        )
+    # With infinite cardinality, Keras and tf.distribute do not ask all workers for the end of data.
+    return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+
+
+def _batches_of_share(
+    info: DatasetInfo,
+    options: InputOptions,
+    context: tf.distribute.InputContext,
+    share: Share,
     first_step: int,
     here: bool,
 ) -> tf.data.Dataset:
     with_python = here and not options.input_servers
-    part, bad_images = _part(info, options, context, "train", with_python)
+    hosts, host = context.num_input_pipelines, context.input_pipeline_id
+    part, bad_images = _listed(share.part, info, options, host, "train", with_python)
     threads = thread_count(options)
     if options.cache_dir:
         part = copy_shards(part, options.cache_dir)
     order = training_order(
-        part,
+        share._replace(part=part),
         _shard_reader(part, options, with_python) if options.cache == "none" else read_indices,
         options,
-        batch_size=batch_size,
-        images_per_step=pipeline_batch_size,
         steps_per_epoch=steps_per_epoch(info, options),
         first_step=first_step,
         threads=threads,
         sampling=make_sampling(options, info),
     )
     if options.cache == "decoded":
-        dataset = batches_from_memory(order, part, options, threads, bad_images)
-    else:
-        if options.cache == "encoded":
-            order = records_from_memory(order, part, threads)
+        return batches_from_memory(order, part, options, threads, bad_images)
+    if options.cache == "encoded":
+        order = records_from_memory(order, part, threads)
 
-        def make(order: tf.data.Dataset) -> tf.data.Dataset:
-            return training_batches(order, info, options, threads, bad_images, with_python)
+    def make(order: tf.data.Dataset) -> tf.data.Dataset:
+        return training_batches(order, info, options, threads, bad_images, with_python)
 
-        if options.input_servers:
-            servers = servers_of(
-                options.input_servers, context.num_input_pipelines, context.input_pipeline_id
-            )
-            check_servers(servers, functools.partial(_trial, part.paths[0], options))
-            watched = here and can_watch()
-            if not watched:
-                warn_once("unavailable input servers will not be noticed: training will wait")
-            dataset = batches_from_servers(
-                order, lambda order: with_threads(make(order), threads), servers, watched
-            )
-        else:
-            dataset = make(order)
-    # With infinite cardinality, Keras and tf.distribute do not ask all workers for the end of data.
-    return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    if not options.input_servers:
+        return make(order)
+    servers = servers_of(options.input_servers, hosts, host)
+    check_servers(servers, functools.partial(_trial, part.paths[0], options))
+    watched = here and can_watch()
+    if not watched:
+        warn_once("unavailable input servers will not be noticed: training will wait")
+    return batches_from_servers(
+        order, lambda order: with_threads(make(order), threads), servers, watched
+    )
 
 
 def _shard_reader(part: SplitPart, options: DataOptions, here: bool) -> ReadShard:
@@ -370,18 +387,17 @@ def _shard_reader(part: SplitPart, options: DataOptions, here: bool) -> ReadShar
     return shard_reader(part.paths, None if here else native, refer=here and native)
 
 
-def _part(
+def _listed(
+    part: SplitPart,
     info: DatasetInfo,
     options: DataOptions,
-    context: tf.distribute.InputContext,
+    host: int,
     split: str,
     with_python: bool,
 ) -> tuple[SplitPart, BadImages | None]:
-    """Returns the part of a split that a pipeline reads, and its list of unreadable images."""
-    pipelines, pipeline = context.num_input_pipelines, context.input_pipeline_id
-    part = part_of(info.splits[split], options, pipelines, pipeline)
+    """Returns the part of a split for the process that reads it, and its list of bad images."""
     if with_python:
-        return part, list_bad_images(options, info, split, pipeline)
+        return part, list_bad_images(options, info, split, host)
     # Other processes may have other working directories.
     paths = tuple(str(to_path(path).absolute()) for path in part.paths)
     return dataclasses.replace(part, paths=paths), None
@@ -414,7 +430,9 @@ def _evaluation_batches(
     here: bool,
 ) -> tf.data.Dataset:
     """Returns batches of this pipeline's images, followed by infinitely many of padding."""
-    part, bad_images = _part(info, options, context, split, with_python=here)
+    hosts, host = context.num_input_pipelines, context.input_pipeline_id
+    part = part_of(info.splits[split], options, hosts, host)
+    part, bad_images = _listed(part, info, options, host, split, with_python=here)
     threads = thread_count(options)
     read_shard = _shard_reader(part, options, here)
     records = part.select(part.interleave(part.shards(), read_shard, threads)).batch(batch_size)

@@ -2,8 +2,8 @@
 
 ::
 
-    shards in the epoch's order -> parallel interleave -> shuffle -> the pipeline's part
-      -> skip what a resumed run has read -> batch
+    shards in the epoch's order -> parallel interleave -> shuffle
+      -> skip what a resumed run has read -> batch -> the host's batches of each step
 
 The order is a function of (seed, epoch, step) alone, so resuming needs no saved state.
 """
@@ -11,8 +11,9 @@ The order is a function of (seed, epoch, step) alone, so resuming needs no saved
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -38,7 +39,7 @@ class SplitPart:
       pipelines: number of input pipelines.
       pipeline: index of this pipeline.
       by_files: whether the pipeline has its own shards and reads all of their records but those of
-        ``before`` and ``after``; otherwise all pipelines read all shards, and each uses every
+        ``before`` and ``after``; otherwise all pipelines read all shards, and each evaluates every
         ``pipelines``-th record.
       before: number of records at the start of the first shard that belong to another pipeline.
       after: number of records at the end of the last shard that belong to another pipeline.
@@ -91,7 +92,7 @@ class SplitPart:
         )
 
     def select(self, records: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns this pipeline's records from the records of :meth:`interleave`."""
+        """Returns the records to evaluate from the records of :meth:`interleave`."""
         return records if self.by_files else records.shard(self.pipelines, self.pipeline)
 
 
@@ -123,6 +124,55 @@ def part_of(split: SplitInfo, options: DataOptions, pipelines: int, pipeline: in
         before=int(begin - ends[first] + split.counts[shards[0]]),
         after=int(ends[last] - end),
     )
+
+
+class Share(NamedTuple):
+    """What a host takes of an input pipeline's images in each training step.
+
+    Attributes:
+      part: what the pipeline reads.
+      images: of the pipeline in a step, a multiple of ``batch_size``.
+      batch_size: of the batches in which the host takes them.
+      window: the first and the end of the host's batches among those of the pipeline in a step.
+    """
+
+    part: SplitPart
+    images: int
+    batch_size: int
+    window: tuple[int, int]
+
+
+def shares_of(
+    split: SplitInfo, options: DataOptions, batch_size: int, hosts: int, host: int
+) -> list[Share]:
+    """Returns a host's shares of a training step, in the order of the step's images.
+
+    A step's images are those of the first pipeline, the second one and so on; hosts take equal
+    parts of them, in turn. So they do not depend on the number of hosts, but on that of pipelines:
+    ``options.replicas`` or, without it, one for each host if these have shards of their own.
+
+    Args:
+      split: the split.
+      options: of the data, and the images of a step.
+      batch_size: of each of the host's batches.
+      hosts: number of hosts.
+      host: index of this one.
+
+    Raises:
+      UserError: if each pipeline is to have its own shards, but there are fewer shards.
+    """
+    pipelines = options.replicas[1] if len(options.replicas) > 1 else hosts
+    if not is_by_files(split, options, pipelines):
+        pipelines = 1
+    images = options.batch_size // pipelines
+    begin, end = (options.batch_size * index // hosts for index in (host, host + 1))
+    unit = math.gcd(batch_size, images)
+    shares = []
+    for pipeline in range(begin // images, -(-end // images)):
+        first = pipeline * images
+        window = (max(begin, first) - first) // unit, (min(end, first + images) - first) // unit
+        shares.append(Share(part_of(split, options, pipelines, pipeline), images, unit, window))
+    return shares
 
 
 def part_reader(read_shard: ReadShard) -> Callable[..., tf.data.Dataset]:
@@ -179,12 +229,10 @@ def is_by_files(split: SplitInfo, options: DataOptions, pipelines: int) -> bool:
 
 
 def training_order(
-    part: SplitPart,
+    share: Share,
     read_shard: ReadShard,
     options: DataOptions,
     *,
-    batch_size: int,
-    images_per_step: int,
     steps_per_epoch: int,
     first_step: int,
     threads: int,
@@ -193,12 +241,9 @@ def training_order(
     """Returns an infinite dataset of training records, epoch after epoch, in batches.
 
     Args:
-      part: the part of the split that this input pipeline reads.
+      share: of the images, which this host takes.
       read_shard: reads a shard's records, or what represents them.
       options: gives ``seed`` and ``shuffle_buffer``.
-      batch_size: of the returned batches.
-      images_per_step: number of this pipeline's images in a training step, a multiple of
-        ``batch_size``.
       steps_per_epoch: number of training steps in an epoch.
       first_step: the first training step, counted from the start of training.
       threads: number of threads that read.
@@ -208,6 +253,7 @@ def training_order(
       Batches of what ``read_shard`` returns, [batch_size, ...], and of the images' identities for
       :func:`stateless_random.uniform`, int64 [batch_size, 3].
     """
+    part, images_per_step, batch_size, (begin, end) = share
     first_epoch, skipped_steps = divmod(first_step, steps_per_epoch)
 
     def epoch_records(epoch: tf.Tensor) -> tf.data.Dataset:
@@ -220,8 +266,12 @@ def training_order(
         if sampling is not None:
             copies = sampling.copies(epoch, steps_per_epoch * images_per_step * part.pipelines)
         records = part.interleave(shards, read_shard, threads, copies)
-        records = part.select(_shuffle(records, options.shuffle_buffer, seeds[1]))
+        records = _shuffle(records, options.shuffle_buffer, seeds[1])
         records = records.take(steps_per_epoch * images_per_step)
+
+        def is_own(indices: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+            batch = indices[0] % images_per_step // batch_size
+            return (begin <= batch) & (batch < end)
 
         def identify(indices: tf.Tensor, records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             places = indices * part.pipelines + part.pipeline
@@ -230,7 +280,10 @@ def training_order(
 
         skipped = tf.where(epoch == first_epoch, tf.cast(skipped_steps, tf.int64), 0)
         records = records.enumerate().skip(skipped * images_per_step)
-        return records.batch(batch_size, drop_remainder=True).map(identify)
+        batches = records.batch(batch_size, drop_remainder=True)
+        if end - begin < images_per_step // batch_size:
+            batches = batches.filter(is_own)
+        return batches.map(identify)
 
     return tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(epoch_records)
 

@@ -8,7 +8,7 @@ from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.options import DataOptions
-from imagenet_fast.distribute.strategy import devices_of
+from imagenet_fast.distribute.strategy import devices_of, replicas_each
 from imagenet_fast.distribute.workers import worker_place, workers_of
 
 
@@ -63,7 +63,8 @@ def evaluation_batch_size(
     options: DataOptions, strategy: tf.distribute.Strategy, examples: int
 ) -> int:
     """Returns the images of a replica's batch: no more than there are."""
-    size = options.eval_batch_size or options.batch_size // options.accumulation_steps
+    parts = options.accumulation_steps * replicas_each(options, strategy)
+    size = options.eval_batch_size or options.batch_size // parts
     size = -(-size // strategy.num_replicas_in_sync)
     return min(size, _most_images(strategy, examples))
 

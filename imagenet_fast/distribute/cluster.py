@@ -9,6 +9,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from imagenet_fast.base.addresses import LAST_PORT
 from imagenet_fast.base.errors import UserError
@@ -162,6 +163,19 @@ class Cluster:
                 "task": {"type": "worker", "index": self.index},
             }
         )
+
+
+def place_of(resolver: Any) -> tuple[int, int]:
+    """Returns the number of worker processes, and the index of this one; a chief is the first.
+
+    Args:
+      resolver: TensorFlow's cluster resolver; None: there is one process.
+    """
+    jobs = resolver.cluster_spec().as_dict() if resolver is not None else {}
+    chiefs, workers = (len(jobs.get(job, ())) for job in ("chief", "worker"))
+    if chiefs + workers < 2:
+        return 1, 0
+    return chiefs + workers, resolver.task_id + (chiefs if resolver.task_type == "worker" else 0)
 
 
 def hosts_of(nodelist: str) -> list[str]:

@@ -37,6 +37,7 @@ class ClusterOptions(SharedOptions):
         "multi_worker for several processes, mirrored for several GPUs, else one_device",
         group="hardware",
         choices=("auto", "one_device", "mirrored", "multi_worker", "tpu"),
+        may_change_on_resume=True,
     )
     tpu: str = option(
         "",
@@ -59,6 +60,7 @@ class ClusterOptions(SharedOptions):
         "accelerators; 0: do not split",
         group="hardware",
         check=NOT_NEGATIVE,
+        may_change_on_resume=True,
     )
     pipeline_stages: int = option(
         1,
@@ -76,6 +78,7 @@ class ClusterOptions(SharedOptions):
         "before training; not for TPUs",
         group="hardware",
         choices=("fixed", "auto"),
+        may_change_on_resume=True,
     )
     fusion_bytes: int = option(
         25 * 2**20,
@@ -83,6 +86,7 @@ class ClusterOptions(SharedOptions):
         group="hardware",
         check=NOT_NEGATIVE,
         only_if=(OnlyIf("fusion_segments", unless=True), _SEVERAL),
+        may_change_on_resume=True,
     )
     fusion_segments: tuple[int, ...] = option(
         (),
@@ -94,6 +98,7 @@ class ClusterOptions(SharedOptions):
             "be positive and increasing",
         ),
         only_if=_SEVERAL,
+        may_change_on_resume=True,
     )
     all_reduce: str = option(
         "auto",
@@ -102,6 +107,7 @@ class ClusterOptions(SharedOptions):
         "rows and columns, for workers and TPUs; auto: flat for workers without GPUs, else builtin",
         group="hardware",
         choices=ALL_REDUCE_ALGORITHMS,
+        may_change_on_resume=True,
     )
     all_reduce_group: int = option(
         0,
@@ -110,6 +116,7 @@ class ClusterOptions(SharedOptions):
         group="hardware",
         check=NOT_NEGATIVE,
         only_if=OnlyIf("all_reduce", ("hierarchical", "torus_2d")),
+        may_change_on_resume=True,
     )
     all_reduce_dtype: str = option(
         "float32",
@@ -117,11 +124,13 @@ class ClusterOptions(SharedOptions):
         group="hardware",
         choices=ALL_REDUCE_DTYPES,
         only_if=_SEVERAL,
+        may_change_on_resume=True,
     )
     deterministic: bool = option(
         False,
         "use only deterministic operations, even if slower",
         group="hardware",
+        may_change_on_resume=True,
     )
 
     def _check_together(self) -> None:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.distribute_lib import UpdateContext
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
-from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.distribute.cluster import place_of
 from imagenet_fast.distribute.collectives import Communicator
 
 
@@ -44,9 +44,7 @@ class _Extended(OneDeviceExtended):
         workers: tf.distribute.MultiWorkerMirroredStrategy | None,
     ) -> None:
         super().__init__(strategy, "CPU:0")
-        cluster = Cluster.from_environment() if workers else None
-        self._index = cluster.index if cluster else 0
-        self._count = len(cluster.workers) if cluster else 1
+        self._count, self._index = place_of(workers.cluster_resolver if workers else None)
 
     @property
     def _num_replicas_in_sync(self) -> int:

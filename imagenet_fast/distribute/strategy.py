@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from imagenet_fast.base.addresses import PortInUse, is_loopback
-from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.counted import counted
+from imagenet_fast.base.errors import NotNeeded, UserError
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.distribute.cluster import Cluster
@@ -39,18 +42,23 @@ def make_strategy(config: ClusterOptions) -> tf.distribute.Strategy:
 
     With pipelines, each worker is one replica, and the model places its variables.
 
+    With ``replicas``, it has at most as many devices as carry equally many of them: the largest
+    number of workers and of each worker's devices.
+
     Raises:
+      NotNeeded: if this worker is left out.
       UserError: if the hardware is missing, or the cluster is malformed.
     """
+    pipeline = config.pipeline_stages > 1
+    found = _find(config.strategy, config.tpu, config.gpus, config.logical_cpus, pipeline)
     return _make_strategy(
-        config.strategy,
+        _with_equal_shares(found, config.replicas[0] if config.replicas else 0),
         config.tpu,
-        config.gpus,
         config.logical_cpus,
         # With fusion=auto, TensorFlow's own packing must not split a single all-reduce.
         0 if config.fusion == "auto" else config.fusion_bytes,
         config.deterministic,
-        config.pipeline_stages > 1,
+        pipeline,
     )
 
 
@@ -70,13 +78,29 @@ def check_gpus_are_used(options: ClusterOptions) -> None:
         raise UserError(f"{reason}. To train on the CPU, add --gpus=0")
 
 
+def replicas_each(options: SharedOptions, strategy: tf.distribute.Strategy) -> int:
+    """Returns the number of logical replicas that each of the strategy's replicas carries.
+
+    Raises:
+      UserError: if they cannot carry equally many.
+    """
+    there = strategy.num_replicas_in_sync
+    replicas = options.replicas[0] if options.replicas else there
+    if replicas % there:
+        raise UserError(
+            f"{replicas} replicas cannot be shared equally by {there} devices: use a divisor of "
+            f"{replicas}"
+        )
+    return replicas // there
+
+
 def per_replica_batch_size(options: SharedOptions, strategy: tf.distribute.Strategy) -> int:
-    """Returns the number of images per replica in a weight update.
+    """Returns the number of images of each of the strategy's replicas in a weight update.
 
     Raises:
       UserError: if replicas times ``accumulation_steps`` does not divide ``batch_size``.
     """
-    replicas = strategy.num_replicas_in_sync
+    replicas = strategy.num_replicas_in_sync * replicas_each(options, strategy)
     parts = replicas * options.accumulation_steps
     if options.batch_size % parts:
         lower = options.batch_size // parts * parts
@@ -85,7 +109,7 @@ def per_replica_batch_size(options: SharedOptions, strategy: tf.distribute.Strat
             f"batch_size {options.batch_size} (global) cannot be split evenly over {replicas} "
             f"replicas with accumulation_steps={options.accumulation_steps}; try {advice}"
         )
-    return options.batch_size // replicas
+    return options.batch_size // strategy.num_replicas_in_sync
 
 
 def devices_of(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
@@ -100,18 +124,68 @@ def tpu_coordinates(strategy: tf.distribute.Strategy) -> list[tuple[int, ...]]:
     return _TPU_COORDINATES.get(strategy, [])
 
 
+class _Found(NamedTuple):
+    """The devices for a strategy.
+
+    Attributes:
+      kind: of the strategy, never ``auto``.
+      cluster: the workers of ``multi_worker``; None: one process.
+      each: devices of each process, each of which is a replica; 0: unknown, as of a TPU.
+      gpus: whether they are GPUs.
+    """
+
+    kind: str
+    cluster: Cluster | None
+    each: int
+    gpus: bool
+
+    @property
+    def workers(self) -> int:
+        """The number of processes."""
+        return len(self.cluster.workers) if self.cluster else 1
+
+    def __str__(self) -> str:
+        device = f"{'G' if self.gpus else 'C'}PU{'s' * (self.each > 1)}"
+        return (
+            f"{self.workers} workers x {self.each} {device}"
+            if self.cluster
+            else (f"{self.each} {device}")
+        )
+
+
+def _with_equal_shares(found: _Found, replicas: int) -> _Found:
+    """Returns as many of the devices as can carry equally many logical replicas.
+
+    Raises:
+      NotNeeded: if this process has none of them.
+    """
+    if not replicas or not found.each or replicas % (found.workers * found.each) == 0:
+        return found
+    choices = [
+        (workers * each, workers, each)
+        for workers in range(1, found.workers + 1)
+        for each in range(1, found.each + 1)
+        if replicas % (workers * each) == 0
+    ]
+    devices, workers, each = max(choices)
+    cluster = found.cluster
+    if cluster is not None:
+        if cluster.index >= workers:
+            raise NotNeeded(
+                f"worker {cluster.index} is not needed: the first {workers} of "
+                f"{found.workers} workers carry the run's {replicas} replicas"
+            )
+        cluster = dataclasses.replace(cluster, workers=cluster.workers[:workers])
+    used = found._replace(cluster=cluster, each=each)
+    warn_once(
+        f"{replicas} replicas cannot be shared equally by {found}: the run uses {used}, with "
+        f"{counted(replicas // devices, 'replica')} each"
+    )
+    return used
+
+
 @functools.cache
-def _make_strategy(
-    kind: str,
-    tpu: str,
-    gpus: str,
-    logical_cpus: int,
-    fusion_bytes: int,
-    deterministic: bool,
-    pipeline: bool,
-) -> tf.distribute.Strategy:
-    if deterministic:
-        tf.config.experimental.enable_op_determinism()
+def _find(kind: str, tpu: str, gpus: str, logical_cpus: int, pipeline: bool) -> _Found:
     if logical_cpus:
         _split_cpu(logical_cpus)
     cluster = Cluster.from_environment()
@@ -122,38 +196,62 @@ def _make_strategy(
         reason = _why_gpus_are_unused(kind, tpu, gpus)
         if reason:
             warn_once(f"{reason}. Continuing on the CPU; --gpus=0 hides this warning")
-    if pipeline:
-        if kind not in ("auto", "one_device", "multi_worker"):
-            raise UserError(
-                f"pipeline_stages does not work with strategy={kind}, because pipelines choose "
-                "their devices: drop one of them"
-            )
-        has_workers = cluster is not None and len(cluster.workers) > 1
-        several = kind == "multi_worker" or (kind == "auto" and has_workers)
-        workers = _multi_worker_strategy(cluster, gpu_count, fusion_bytes) if several else None
-        return PipelineStrategy(workers)
+    if pipeline and kind not in ("auto", "one_device", "multi_worker"):
+        raise UserError(
+            f"pipeline_stages does not work with strategy={kind}, because pipelines choose "
+            "their devices: drop one of them"
+        )
     if kind == "auto":
-        kind = _find_kind(tpu, cluster, logical_cpus)
-    if kind == "tpu":
-        return _tpu_strategy(tpu)
+        kind = _find_kind(tpu, cluster, logical_cpus, pipeline)
     if kind == "multi_worker":
-        if logical_cpus > 1:
+        if cluster is None:
+            raise UserError(NO_CLUSTER)
+        if logical_cpus > 1 and not pipeline:
             raise UserError(
                 f"logical_cpus={logical_cpus} is for one process, but with several workers each "
                 "is one replica on its CPU: drop it, and start more workers"
             )
-        return _multi_worker_strategy(cluster, gpu_count, fusion_bytes)
+        return _Found(kind, cluster, 1 if pipeline else gpu_count or 1, gpu_count > 0)
+    each = len(_replica_devices(logical_cpus)) if kind == "mirrored" else int(kind != "tpu")
+    return _Found(kind, None, each, gpu_count > 0)
+
+
+@functools.cache
+def _make_strategy(
+    found: _Found,
+    tpu: str,
+    logical_cpus: int,
+    fusion_bytes: int,
+    deterministic: bool,
+    pipeline: bool,
+) -> tf.distribute.Strategy:
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
+    workers = None
+    if found.cluster is not None:
+        gpus = tf.config.get_visible_devices("GPU") if found.gpus else []
+        workers = _multi_worker_strategy(
+            found.cluster, len(gpus) if pipeline else found.each * found.gpus, fusion_bytes
+        )
+    if pipeline:
+        return PipelineStrategy(workers)
+    if workers is not None:
+        return workers
+    if found.kind == "tpu":
+        return _tpu_strategy(tpu)
     devices = _replica_devices(logical_cpus)
-    if kind == "mirrored":
-        return tf.distribute.MirroredStrategy(devices)
+    if found.kind == "mirrored":
+        return tf.distribute.MirroredStrategy(devices[: found.each])
     return tf.distribute.OneDeviceStrategy(devices[0])
 
 
-def _find_kind(tpu: str, cluster: Cluster | None, logical_cpus: int) -> str:
-    if _tpu_is_named(tpu):
+def _find_kind(tpu: str, cluster: Cluster | None, logical_cpus: int, pipeline: bool) -> str:
+    if _tpu_is_named(tpu) and not pipeline:
         return "tpu"
     if cluster is not None and len(cluster.workers) > 1:
         return "multi_worker"
+    if pipeline:
+        return "one_device"
     return "mirrored" if len(_replica_devices(logical_cpus)) > 1 else "one_device"
 
 
@@ -201,10 +299,8 @@ def _split_cpu(parts: int) -> None:
 
 
 def _multi_worker_strategy(
-    cluster: Cluster | None, gpus: int, fusion_bytes: int
+    cluster: Cluster, gpus: int, fusion_bytes: int
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
-    if cluster is None:
-        raise UserError(NO_CLUSTER)
     implementations = tf.distribute.experimental.CommunicationImplementation
     with log_missing_workers(cluster), _explain_used_port(cluster), _reach_is_told(cluster):
         strategy = tf.distribute.MultiWorkerMirroredStrategy(

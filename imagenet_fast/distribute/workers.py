@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.distribute.cluster import place_of
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 
 
@@ -33,10 +33,8 @@ def collective_hint(strategy: tf.distribute.Strategy) -> str:
 
 def worker_place(strategy: tf.distribute.Strategy) -> tuple[int, int]:
     """Returns the number of worker processes, and the index of this one."""
-    cluster = Cluster.from_environment() if workers_of(strategy) is not None else None
-    if cluster is None:
-        return 1, 0
-    return len(cluster.workers), cluster.index
+    workers = workers_of(strategy)
+    return place_of(workers.cluster_resolver if workers is not None else None)
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:

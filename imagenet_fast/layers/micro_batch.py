@@ -1,7 +1,8 @@
-"""The micro-batch that the layers of a network are computing.
+"""The micro-batch and the logical replica that the layers of a network are computing.
 
-Code that splits batches sets it. Layers that draw random numbers read it, because a micro-batch may
-be computed twice and must then give the same result.
+Code that splits batches sets them. Layers that draw random numbers read them: a micro-batch may be
+computed twice and must then give the same result, and a logical replica draws the same on whatever
+device carries it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,51 @@ def micro_batch(index: tf.Tensor | int) -> Iterator[None]:
         yield
     finally:
         _local.index, _local.calls = before
+
+
+@contextlib.contextmanager
+def logical_replica(index: tf.Tensor | None) -> Iterator[None]:
+    """Layers called in the context compute a logical replica.
+
+    Args:
+      index: its number; None: that of the strategy's replica.
+    """
+    before = getattr(_local, "replica", None)
+    _local.replica = index
+    try:
+        yield
+    finally:
+        _local.replica = before
+
+
+@contextlib.contextmanager
+def carried(replicas: int, parts: int) -> Iterator[None]:
+    """Micro-batches computed in the context are those of several logical replicas, in turn.
+
+    Args:
+      replicas: logical replicas of each of the strategy's.
+      parts: micro-batches of each of them.
+    """
+    _local.carried = replicas, parts
+    try:
+        yield
+    finally:
+        del _local.carried
+
+
+def place(replica: tf.Tensor | int) -> tuple[tf.Tensor | int, tf.Tensor | int | None]:
+    """Returns the logical replica, and its micro-batch as of :func:`current`.
+
+    Args:
+      replica: number of the strategy's replica.
+    """
+    logical, part = getattr(_local, "replica", None), current()
+    if logical is not None:
+        return logical, part
+    each, parts = getattr(_local, "carried", (1, 1))
+    if part is None or each == 1:
+        return replica, part
+    return replica * each + part // parts, part % parts
 
 
 def count_call(layer: Any) -> int:

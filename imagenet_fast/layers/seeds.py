@@ -22,19 +22,18 @@ _GLOBAL_GENERATOR = "global_seed_generator"
 def next_seed(state: Any, owner: Any) -> tf.Tensor:
     """Returns the seed of a random operation, int64 [2], and counts the call.
 
-    It is a function of a key, the number of calls in training, and the replica. Micro-batches
-    (``layers.micro_batch``) may be computed twice: their index replaces the number of calls, and
-    :func:`count` is called after all of them.
+    It is a function of a key, the number of calls in training, and the logical replica.
+    Micro-batches (``layers.micro_batch``) may be computed twice: their index replaces the number of
+    calls, and :func:`count` is called after all of them.
 
     Args:
       state: the key and the number of calls, [2], a copy in each replica with equal values.
       owner: the layer that draws, or its generator.
     """
     context = tf.distribute.get_replica_context()
-    replica = context.replica_id_in_sync_group if context else 0
+    replica, part = micro_batch.place(context.replica_id_in_sync_group if context else 0)
     fold_in = tf.random.experimental.stateless_fold_in
     seed = fold_in(tf.cast(tf.convert_to_tensor(state), tf.int64), replica)
-    part = micro_batch.current()
     if part is None:
         count(state)
         return seed
@@ -76,7 +75,7 @@ def draw_by_replica(network: keras.layers.Layer, again: bool = False) -> None:
             "seed_generator_state",
             [2],
             lambda shape, dtype=None, value=value: tf.constant(value, dtype, shape),
-            dtype="uint32",
+            dtype="int64",  # which TensorFlow can send to other workers, unlike Keras' uint32
         )
         generator.next = functools.partial(_next_of, generator)
 
@@ -101,6 +100,11 @@ class UnseededDraws:
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             name="unseeded_draws",
         )
+
+    @property
+    def states(self) -> list[tf.Variable]:
+        """What draws change."""
+        return [self._state]
 
     @contextlib.contextmanager
     def of_step(self, step: Any) -> Iterator[None]:

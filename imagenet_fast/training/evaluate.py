@@ -251,8 +251,9 @@ def evaluate(
                 f"fit_temperature is of a softmax, but this run's loss is {config.loss}, which "
                 "gives each class a probability on its own"
             )
-        # Batch norm needs no groups in evaluation, whose devices may not fit them.
-        config = config.replace(batch_norm_batch_size=0)
+        # Evaluation has neither training's batch-norm groups nor its logical replicas, which may
+        # not fit the devices.
+        config = config.replace(batch_norm_batch_size=0, replicas=())
         strategy = make_strategy(config)
         if not config.eval_batch_size:
             # Training's micro-batch, unless training had more devices.

@@ -7,7 +7,7 @@ import numpy as np
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.distribute.batch_norm_groups import images_together
 from imagenet_fast.distribute.devices import RunDevices, run_devices
-from imagenet_fast.distribute.strategy import devices_of, per_replica_batch_size
+from imagenet_fast.distribute.strategy import devices_of, replicas_each
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.training.run import Run
 from imagenet_fast.training.step.classifier import Classifier
@@ -22,13 +22,15 @@ def first_line_of(run: Run, model: Classifier, first_step: int) -> str:
       first_step: 0, or the step from which the run resumes.
     """
     config, info, strategy = run.config, run.info, run.strategy
-    replicas, parts = strategy.num_replicas_in_sync, config.accumulation_steps
+    replicas, parts = run.replicas, config.accumulation_steps
+    each = replicas_each(config, strategy)
     return (
         f"{config.model} on {info.name} ({info.splits['train'].examples} training images, "
         f"{info.num_classes} classes), {model_devices(model)}, "
         f"{config.precision}; batch {config.batch_size} = {replicas} x "
-        f"{per_replica_batch_size(config, strategy)}"
+        f"{config.batch_size // replicas}"
         + (f" in {parts} micro-batches" if parts > 1 else "")
+        + (f", {each} on each device" if each > 1 else "")
         + _stages(model.pipeline)
         + _batch_norm(run)
         + f"; {run.total_steps} steps of {run.steps_per_epoch} an epoch"
@@ -63,9 +65,9 @@ def _class_weights(model: Classifier, info: DatasetInfo) -> str:
 
 def batch_norm_images(run: Run) -> int:
     """Returns the number of images in a batch-norm group."""
-    config, strategy = run.config, run.strategy
-    at_once = per_replica_batch_size(config, strategy) // config.accumulation_steps
-    return images_together(config.batch_norm_batch_size, at_once, strategy.num_replicas_in_sync)
+    config = run.config
+    at_once = config.batch_size // (run.replicas * config.accumulation_steps)
+    return images_together(config.batch_norm_batch_size, at_once, run.replicas)
 
 
 def image_memory(run: Run) -> str:

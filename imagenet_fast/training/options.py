@@ -47,6 +47,7 @@ class RunOptions(SharedOptions):
         False,
         "compile with XLA: the whole step of one device, the forward and backward pass of several",
         group="hardware",
+        may_change_on_resume=True,
     )
     compile_cache: str = option(
         "auto",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import tensorflow as tf
 
@@ -12,8 +13,8 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.keras_check import check_keras
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo, read_info
-from imagenet_fast.data.steps import steps_per_epoch
-from imagenet_fast.distribute.strategy import make_strategy
+from imagenet_fast.data.steps import input_pipelines, steps_per_epoch
+from imagenet_fast.distribute.strategy import make_strategy, replicas_each
 from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.models.custom import CustomModel, name_of
 from imagenet_fast.models.options import is_custom
@@ -27,7 +28,7 @@ class Run:
     """A run's options, data and devices, and what follows from them; made once, passed down.
 
     Attributes:
-      config: the options.
+      config: the options, of training with the number of logical replicas.
       info: of the data.
       strategy: of the devices.
     """
@@ -39,6 +40,11 @@ class Run:
     def __post_init__(self) -> None:
         """Checks that Keras can train with TensorFlow."""
         check_keras()
+
+    @property
+    def replicas(self) -> int:
+        """The number of logical replicas."""
+        return self.config.replicas[0]
 
     @functools.cached_property
     def chief(self) -> bool:
@@ -90,7 +96,21 @@ def make_run(
     """
     config, info = with_model(config, model), read_info(config)
     check_number_of_labels(config, info)
-    return Run(config, info, strategy or make_strategy(config))
+    strategy = strategy or make_strategy(config)
+    return Run(with_replicas(config, strategy), info, strategy)
+
+
+def with_replicas(config: Config, strategy: tf.distribute.Strategy) -> Config:
+    """Returns the configuration with logical replicas, by default those of the devices.
+
+    Raises:
+      UserError: if the devices cannot carry equally many.
+    """
+    each = replicas_each(config, strategy)
+    if len(config.replicas) == 2:
+        return config
+    replicas, hosts = each * strategy.num_replicas_in_sync, input_pipelines(strategy)
+    return config.replace(replicas=(replicas, math.gcd(replicas, hosts)))
 
 
 def with_model(config: Config, model: CustomModel | None) -> Config:

@@ -18,7 +18,7 @@ from imagenet_fast.training.build.fusion_trials import load_fusion, save_fusion
 from imagenet_fast.training.build.model import build
 from imagenet_fast.training.build.schedule_change import change_of_schedule
 from imagenet_fast.training.checkpoints.checkpoint import Checkpoints, check_resumable
-from imagenet_fast.training.checkpoints.config_file import directory_of
+from imagenet_fast.training.checkpoints.config_file import directory_of, stored_config
 from imagenet_fast.training.checkpoints.model_dir import (
     CHECKPOINTS,
     check_model_dir,
@@ -38,6 +38,7 @@ from imagenet_fast.training.logs.progress_bar import ProgressBar
 from imagenet_fast.training.logs.tensorboard import TensorBoard, tensorboard_folder
 from imagenet_fast.training.logs.trackers import RowLogger
 from imagenet_fast.training.run import Run
+from imagenet_fast.training.segments import change_of_hardware, read_segments, segment_of
 from imagenet_fast.training.step.classifier import Classifier
 
 
@@ -57,7 +58,7 @@ class Start(NamedTuple):
     data_has_changed: bool
 
 
-def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, str]:
+def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, list[str]]:
     """Builds the model and claims the run's folder for it.
 
     Args:
@@ -65,7 +66,7 @@ def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, str]:
       custom: the user's own network; None: the one that the configuration names.
 
     Returns:
-      The model, and how the schedule changes where the run resumes; empty: it does not.
+      The model, and what changes where the run resumes: its schedule, its devices.
 
     Raises:
       UserError: if an option, the data or the hardware cannot be used, or the folder holds another
@@ -75,12 +76,17 @@ def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, str]:
     _check_against_data(run)
     check_model_dir(config, info.labels)
     check_resumable(config.model_dir)
-    change = change_of_schedule(run)
+    changes = [change_of_schedule(run)]
     replicas = run.strategy.num_replicas_in_sync
     auto_fusion = config.fusion == "auto" and replicas > 1
     fusion = load_fusion(run.strategy, config.model_dir) if auto_fusion else None
     restored = latest_checkpoint(directory_of(config.model_dir) / CHECKPOINTS) is not None
     model = build(run, custom, fusion=fusion, restored=restored)
+    if restored:
+        segments = read_segments(config.model_dir)
+        last = segments[-1] if segments else None
+        earlier, here = stored_config(config.model_dir), segment_of(model, step=0)
+        changes.append(change_of_hardware(config, earlier, last, here))
     # After building: invalid options must not claim the folder.
     values = {"class_weights": model.class_weights, "sampling": class_shares(config, info)}
     claim_model_dir(
@@ -93,7 +99,7 @@ def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, str]:
     if auto_fusion and fusion is None and run.chief:
         assert model.all_reduce is not None
         save_fusion(model.all_reduce.fusion, replicas, config.model_dir)
-    return model, change
+    return model, [change for change in changes if change]
 
 
 def restore(run: Run, checkpoints: Checkpoints, clock: Clock) -> Start:
@@ -193,18 +199,19 @@ def make_loggers(
     return loggers
 
 
-def say_what_begins(run: Run, model: Classifier, start: Start, schedule_change: str) -> None:
+def say_what_begins(run: Run, model: Classifier, start: Start, changes: Sequence[str]) -> None:
     """Prints a run's first line and, where it resumes, what is not as before.
 
     Args:
       run: the run.
       model: of it.
       start: where it begins.
-      schedule_change: as of :func:`make_model`.
+      changes: as of :func:`make_model`.
     """
     config, trains = run.config, start.step < start.last_step
-    if schedule_change and trains:
-        say(f"{config.model_dir} resumes {schedule_change}")
+    if trains:
+        for change in changes:
+            say(f"{config.model_dir} resumes {change}")
     if start.data_has_changed and trains:
         say(
             f"{config.data_dir} has changed since the last checkpoint (the checksums in its "

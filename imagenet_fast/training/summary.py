@@ -20,6 +20,7 @@ from imagenet_fast.training.logs.logger import Row
 from imagenet_fast.training.logs.metrics_file import read_rows
 from imagenet_fast.training.options import MULTI_LABEL_METRICS, metric_of
 from imagenet_fast.training.run import Run
+from imagenet_fast.training.segments import Passed, passed_segments, read_segments
 from imagenet_fast.training.step.calibration import accuracy_interval
 from imagenet_fast.training.step.classifier import Classifier
 
@@ -52,6 +53,7 @@ _OTHERS = {
     "bad_images": dict[str, Count],
     "damaged_checkpoints": list[_DamagedCheckpoint],
     "devices": list[str],
+    "segments": list[Passed],
     **dict.fromkeys(("top1_interval", "top5_interval"), Union[tuple[float, float], None]),
     "hardware": _Hardware,
     "versions": dict[str, str],
@@ -73,6 +75,7 @@ def make_summary(
     """
     options, runs_on = run.config, model_devices(model)
     rows = read_rows(options.model_dir) if run.chief else []
+    segments = read_segments(options.model_dir) if run.chief else []
     unreadable = bad_images.read_bad_images(options.model_dir) if run.chief else []
     training = [row for row in rows if row["kind"] == "train"]
     validation = [row for row in rows if row["kind"] == "validation"]
@@ -110,7 +113,8 @@ def make_summary(
         "train_seconds_to_target": reached.get("train_seconds"),
         "wall_seconds_to_target": reached.get("wall_seconds"),
         "parameters": int(sum(v.shape.num_elements() for v in model.trainable_variables)),
-        "replicas": model.distribute_strategy.num_replicas_in_sync,
+        "replicas": run.replicas,
+        "segments": passed_segments(segments, rows, step),
         "runs_on": str(runs_on),
         "devices": runs_on.kind.split("+"),
         "collective": runs_on.collective,

@@ -19,6 +19,7 @@ from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.training.build.network import set_named_batch_norms
 from imagenet_fast.training.checkpoints.checkpoint import Checkpoints, restore_weights
+from imagenet_fast.training.checkpoints.config_file import as_begun
 from imagenet_fast.training.checkpoints.model_dir import (
     alone_in,
     kept_step,
@@ -44,6 +45,7 @@ from imagenet_fast.training.report.saved_images import (
     save_inputs,
 )
 from imagenet_fast.training.run import Run, make_run
+from imagenet_fast.training.segments import add_segment, segment_of
 from imagenet_fast.training.start import Start, make_loggers, make_model, restore, say_what_begins
 from imagenet_fast.training.step.classifier import Classifier
 
@@ -84,6 +86,7 @@ def train(
     """
     if not config.model_dir:
         raise UserError("no directory for the results: give --model_dir")
+    config = as_begun(config)
     with contextlib.ExitStack() as stack:
         stack.enter_context(
             errors_explained("resumes from the last checkpoint", config.pipeline_servers)
@@ -94,7 +97,7 @@ def train(
         run = make_run(config, model)
         check_same_options(run.config, run.strategy)
         clock = Clock()
-        classifier, schedule_change = make_model(run, model)
+        classifier, changes = make_model(run, model)
         stack.callback(compile_cache.save)
         checkpoints = Checkpoints(classifier, run.config)
         stack.callback(checkpoints.close)
@@ -102,7 +105,9 @@ def train(
             stack.enter_context(alone_in(config.model_dir))
         start = restore(run, checkpoints, clock)
         if run.chief:
-            say_what_begins(run, classifier, start, schedule_change)
+            say_what_begins(run, classifier, start, changes)
+            if start.step < start.last_step:
+                add_segment(run.config.model_dir, segment_of(classifier, start.step))
         board = TensorBoard(config.model_dir) if run.chief and config.tensorboard else None
         if board:
             stack.callback(board.close)

@@ -22,11 +22,12 @@ from imagenet_fast.distribute.options import ClusterOptions
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.strategy import (
     per_replica_batch_size,
+    replicas_each,
     tpu_coordinates,
 )
 from imagenet_fast.distribute.tpu import is_tpu
 from imagenet_fast.layers import PixelNormalization
-from imagenet_fast.layers.seeds import UnseededDraws
+from imagenet_fast.layers.seeds import UnseededDraws, seed_states
 from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import CustomModel, needed_arguments
 from imagenet_fast.models.options import MODEL_NAMES, is_custom
@@ -42,6 +43,7 @@ from imagenet_fast.training.build.network import (
     build_network,
     pixel_normalization,
     precision_policy,
+    replicas_together,
     with_stages_for_devices,
 )
 from imagenet_fast.training.build.optimizer import build_optimizer
@@ -313,6 +315,8 @@ def build_classifier(
             focus=Focus.of(config),
             mixer=_mixer(config),
             accumulation_steps=config.accumulation_steps,
+            replicas_each=replicas_each(config, tf.distribute.get_strategy()),
+            replicas_together=_replicas_together(config, network),
             pipeline=pipeline,
             views=config.test_time_augmentation,
             views_fraction=config.tta_fraction,
@@ -382,6 +386,22 @@ def _unseeded_draws(config: Config) -> UnseededDraws | None:
     return UnseededDraws(config.seed)
 
 
+def _replicas_together(config: Config, network: keras.Model) -> int:
+    """Returns ``replicas_together``, which must be 1 if layers draw random numbers.
+
+    Raises:
+      UserError: if it is not.
+    """
+    together = replicas_together(config)
+    if together > 1 and seed_states(network):
+        raise UserError(
+            f"batch_norm_batch_size={config.batch_norm_batch_size} needs {together} replicas in "
+            "one forward pass of a device, in which dropout would not be that of each: use a "
+            f"device for each of {config.replicas[0]} replicas"
+        )
+    return together
+
+
 def _mixer(options: DataOptions) -> Mixer | None:
     if not options.mixup_alpha and not options.cutmix_alpha:
         return None
@@ -389,7 +409,8 @@ def _mixer(options: DataOptions) -> Mixer | None:
 
 
 def _check_mixer(options: UpdateOptions) -> None:
-    images = per_replica_batch_size(options, tf.distribute.get_strategy())
+    strategy = tf.distribute.get_strategy()
+    images = per_replica_batch_size(options, strategy) // replicas_each(options, strategy)
     if selected_images(options, images) == options.accumulation_steps:
         raise UserError(
             "mixup_alpha and cutmix_alpha mix the images of a replica's micro-batch, which here is "

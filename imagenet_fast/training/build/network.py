@@ -16,7 +16,7 @@ from imagenet_fast.base.notices import warn_once
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size, ghost_batch_size
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
-from imagenet_fast.distribute.strategy import devices_of, per_replica_batch_size
+from imagenet_fast.distribute.strategy import devices_of, per_replica_batch_size, replicas_each
 from imagenet_fast.distribute.tpu import compiles_all_reduces
 from imagenet_fast.distribute.workers import workers_of
 from imagenet_fast.layers.seeds import draw_by_replica
@@ -79,13 +79,14 @@ def build_network(
     devices = stage_devices(
         config.pipeline_stages // each, config.pipeline_servers, on_cpus=bool(config.logical_cpus)
     )
+    micro_batches = config.accumulation_steps * replicas_each(config, tf.distribute.get_strategy())
     choose_balance = functools.partial(
         balance_for,
         inputs=tf.TensorSpec((None, *shape), keras.mixed_precision.global_policy().compute_dtype),
         stages=config.pipeline_stages,
         devices=len(devices),
         batch_size=config.batch_size,
-        micro_batches=config.accumulation_steps,
+        micro_batches=micro_batches,
         schedule=config.pipeline_schedule,
         rematerialize=config.rematerialize,
     )
@@ -97,7 +98,7 @@ def build_network(
         devices,
         num_stages=config.pipeline_stages,
         balance=balance,
-        num_micro_batches=config.accumulation_steps,
+        num_micro_batches=micro_batches,
         rematerialize=config.rematerialize,
         schedule=config.pipeline_schedule,
     )
@@ -264,12 +265,56 @@ def check_pipeline(config: Config) -> None:
             raise UserError(f"pipeline_stages does not work with {name}: drop one of them")
 
 
+def replicas_together(config: Config) -> int:
+    """Returns the logical replicas of a device that it normalizes in one forward pass.
+
+    Under the strategy in scope, for batch norm over groups of logical replicas.
+
+    Raises:
+      UserError: if the replicas cannot be split into such groups, or the devices carry parts of
+        them.
+    """
+    each = replicas_each(config, tf.distribute.get_strategy())
+    group = _group_size(config)
+    if each % group and group % each:
+        raise UserError(
+            f"batch_norm_batch_size={config.batch_norm_batch_size} needs groups of {group} "
+            f"replicas, of which each device would carry {each}: use a number of devices with "
+            "which one of the two divides the other"
+        )
+    together = min(each, group)
+    if together > 1 and config.accumulation_steps > 1:
+        raise UserError(
+            f"batch_norm_batch_size={config.batch_norm_batch_size} needs groups of {group} "
+            f"replicas, which with accumulation_steps={config.accumulation_steps} need a device "
+            "for each replica"
+        )
+    return together
+
+
+def _group_size(config: Config) -> int:
+    """Returns the logical replicas in a batch-norm group."""
+    if not config.batch_norm_batch_size:
+        return 1
+    strategy = tf.distribute.get_strategy()
+    each = replicas_each(config, strategy)
+    return batch_norm_group_size(
+        config.batch_norm_batch_size, _images(config), each * strategy.num_replicas_in_sync
+    )
+
+
+def _images(config: Config) -> int:
+    """Returns the images of a logical replica's micro-batch."""
+    strategy = tf.distribute.get_strategy()
+    parts = replicas_each(config, strategy) * config.accumulation_steps
+    return per_replica_batch_size(config, strategy) // parts
+
+
 def _batch_norm_arguments(config: Config) -> dict[str, int]:
     """Returns the batch-norm groups, as arguments of a model."""
     if not config.batch_norm_batch_size:
         return {"batch_norm_group_size": 1, "ghost_batch_size": 0}
-    strategy = tf.distribute.get_strategy()
-    images = per_replica_batch_size(config, strategy) // config.accumulation_steps
+    images = _images(config)
     return {
         "batch_norm_group_size": _batch_norm_group_size(config, images),
         "ghost_batch_size": ghost_batch_size(config.batch_norm_batch_size, images),
@@ -277,11 +322,9 @@ def _batch_norm_arguments(config: Config) -> dict[str, int]:
 
 
 def _batch_norm_group_size(config: Config, images: int) -> int:
-    """Returns the replicas in a batch-norm group, under the strategy in scope."""
+    """Returns the strategy's replicas in a batch-norm group, under the strategy in scope."""
     strategy = tf.distribute.get_strategy()
-    size = batch_norm_group_size(
-        config.batch_norm_batch_size, images, strategy.num_replicas_in_sync
-    )
+    size = _group_size(config) // replicas_together(config)
     if size == 1 or compiles_all_reduces(strategy):
         return size
     groups = f"batch_norm_batch_size={config.batch_norm_batch_size} needs groups of {size} replicas"

@@ -8,7 +8,7 @@ import tensorflow as tf
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
-from imagenet_fast.distribute.strategy import per_replica_batch_size
+from imagenet_fast.distribute.strategy import per_replica_batch_size, replicas_each
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.optimizers.options import OptimizerOptions
 from imagenet_fast.training.build.network import precision_policy
@@ -30,7 +30,8 @@ def check_selection(run: Run) -> None:
     config, strategy = run.config, run.strategy
     if config.select_by_loss == 1:
         return
-    images = per_replica_batch_size(config, strategy)
+    each = replicas_each(config, strategy)
+    images = per_replica_batch_size(config, strategy) // each
     selected = selected_images(config, images)
     if selected % config.accumulation_steps:
         raise UserError(
@@ -42,9 +43,10 @@ def check_selection(run: Run) -> None:
             "select_by_loss does not work with batch_norm_batch_size, because the network sees "
             "batches of two sizes: drop one of them"
         )
-    if config.proxy_model and strategy.num_replicas_in_sync > 1:
+    replicas = each * strategy.num_replicas_in_sync
+    if config.proxy_model and replicas > 1:
         raise UserError(
-            f"proxy_model is for one device, but there are {strategy.num_replicas_in_sync} "
+            f"proxy_model is for one device, but there are {replicas} "
             "replicas: without it, the network itself selects images"
         )
     # Their replicas, even a single one, cannot update weights in some steps only.

@@ -12,7 +12,7 @@ from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.outside import MAX_JSON, read_bounded
 from imagenet_fast.base.paths import Path, is_local, to_path
-from imagenet_fast.config import Config
+from imagenet_fast.config import Config, run_in
 from imagenet_fast.models.options import CUSTOM, is_custom
 
 CONFIG_FILE = "config.json"
@@ -58,6 +58,30 @@ def config_of_run(model_dir: str, changes: Mapping[str, Any]) -> Config:
             f"give --{name} to connect to it"
         )
     return stored.replace(**{**left_out, **changes})
+
+
+def as_begun(config: Config) -> Config:
+    """Returns a configuration with the logical replicas of the run in ``model_dir``, if any.
+
+    Raises:
+      UserError: if they are not known, and the devices are to be chosen otherwise than when the run
+        began.
+    """
+    earlier = run_in(config.model_dir)
+    if earlier is None:
+        return config
+    if not config.replicas and not earlier.replicas:
+        for name in ("strategy", "logical_cpus"):
+            here, there = (option_text(getattr(one, name)) for one in (config, earlier))
+            if here != there:
+                raise UserError(
+                    f"the run in {config.model_dir} was begun by a version that did not record the "
+                    f"number of replicas, and {name} is {there} there, {here} here: give "
+                    f"--{name}={there}, or the number of devices on which it began as --replicas=N"
+                )
+    if config.replicas in ((), earlier.replicas[:1]):
+        return config.replace(replicas=earlier.replicas)
+    return config
 
 
 def stored_config(model_dir: str) -> Config:

@@ -183,7 +183,13 @@ def check_model_dir(config: Config, labels: Sequence[str]) -> None:
         name
         for name in config.differences(earlier, all_options=False)
         if name not in SCHEDULE_OPTIONS or not latest_checkpoint(directory / CHECKPOINTS)
+        # Earlier versions did not record them.
+        if name != "replicas" or earlier.replicas
     ]
+    # A loss scale is a part of the optimizer.
+    precisions = {config.precision, earlier.precision}
+    if len(precisions) > 1 and "mixed_float16" in precisions:
+        names.append("precision")
     if names:
         _check_model_is_given(config, earlier)
         raise UserError(

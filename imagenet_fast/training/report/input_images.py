@@ -10,7 +10,7 @@ import tensorflow as tf
 from imagenet_fast.data.batches import training_batches
 from imagenet_fast.data.dataset import thread_count, with_threads
 from imagenet_fast.data.jpeg.image_ops import with_resize_kernel
-from imagenet_fast.data.order import part_of, training_order
+from imagenet_fast.data.order import Share, part_of, training_order
 from imagenet_fast.data.shards import shard_reader
 from imagenet_fast.data.steps import training_image_size
 from imagenet_fast.training.run import Run
@@ -66,11 +66,9 @@ def make_input_images(run: Run, mixer: Mixer | None, step: int) -> InputImages:
     )
     threads = thread_count(options)
     order = training_order(
-        part_of(split, options, pipelines=1, pipeline=0),
+        Share(part_of(split, options, pipelines=1, pipeline=0), count, count, (0, 1)),
         shard_reader(split.paths),
         options,
-        batch_size=count,
-        images_per_step=count,
         steps_per_epoch=1,
         first_step=0,
         threads=threads,

@@ -39,6 +39,11 @@ class Selection:
         self._fraction = fraction
 
     @property
+    def selects(self) -> bool:
+        """Whether it leaves out any images."""
+        return self._fraction < 1
+
+    @property
     def variables(self) -> list[tf.Variable]:
         """What changes in a step besides the network's own variables."""
         proxy = self.proxy
@@ -82,7 +87,7 @@ class Selection:
             float32 [batch].
           iterations: weight updates of the run so far.
         """
-        if self._fraction == 1:
+        if not self.selects:
             return batch, 0.0
         images, labels, weights = batch
         if self.proxy is None:

@@ -16,7 +16,8 @@ from imagenet_fast.data.on_device import ImagesOnDevice
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.one_call import assign_local, local_values
 from imagenet_fast.distribute.workers import workers_of
-from imagenet_fast.layers.seeds import UnseededDraws
+from imagenet_fast.layers import micro_batch
+from imagenet_fast.layers.seeds import UnseededDraws, seed_states
 from imagenet_fast.optimizers.loss_scale import (
     apply_gradients,
     leave_sums_to_the_step,
@@ -53,6 +54,8 @@ class TrainingStep(ReplicatedModel):
       and any number of replicas take the same step;
     * micro-batches are accumulated inside the step: one all-reduce, one update of the weights, one
       update of batch norm's moving averages;
+    * logical replicas have batches, batch norm and random numbers of their own, of which a device
+      may carry several;
     * gradients and metrics are all-reduced together, before the optimizer clips or scales;
     * the reported loss has no loss scale, regularization or float16 rounding;
     * XLA compiles the whole step on one device; on several it compiles each replica's forward and
@@ -72,7 +75,9 @@ class TrainingStep(ReplicatedModel):
       views: test-time augmentation, see ``mean_over_views``.
       views_fraction: of the images of a batch over whose views logits are averaged, see
         ``logits_over_views``.
-      accumulation_steps: micro-batches in each replica's part of a step.
+      accumulation_steps: micro-batches in each logical replica's part of a step.
+      replicas_each: logical replicas that each replica of the strategy carries, in turn.
+      replicas_together: of these, in one forward pass, because they share batch-norm statistics.
       pipeline: runs the layers from normalized pixels to logits; None: the model itself does.
       xla: whether XLA compiles the step, or as much of it as it can.
       unseeded_draws: of the network's layers that draw without a seed; None: it has none.
@@ -104,6 +109,8 @@ class TrainingStep(ReplicatedModel):
         views: str = "none",
         views_fraction: float = 1.0,
         accumulation_steps: int = 1,
+        replicas_each: int = 1,
+        replicas_together: int = 1,
         pipeline: Pipeline | None = None,
         xla: bool = False,
         unseeded_draws: UnseededDraws | None = None,
@@ -119,6 +126,10 @@ class TrainingStep(ReplicatedModel):
         self.views = views
         self.views_fraction = views_fraction
         self.accumulation_steps = accumulation_steps
+        self.replicas_each = replicas_each
+        self.replicas_together = replicas_together
+        # Those of the strategy's replica.
+        self._micro_batches = accumulation_steps * replicas_each // replicas_together
         self.pipeline = pipeline
         self.unseeded_draws = unseeded_draws
         self.steps_per_epoch: int | None = None
@@ -288,9 +299,7 @@ class TrainingStep(ReplicatedModel):
     def _gradients_of_step(self, data: Any) -> tuple[Tensors, tf.Tensor]:
         context = tf.distribute.get_replica_context()
         replica = context.replica_id_in_sync_group
-        batch, unselected = self.selection.choose(
-            self.batch(data, "train"), self._losses_in_training, self.optimizer.iterations
-        )
+        batch, unselected = self._selected(self.batch(data, "train"), replica)
         images = tf.shape(batch[0])[0]
         global_batch = tf.cast(images * context.num_replicas_in_sync, tf.float32)
         may_be_partial = not _is_step_number(data) and (
@@ -307,6 +316,34 @@ class TrainingStep(ReplicatedModel):
             random_numbers = (self.mixer.draw(images, step, replica),)
         gradients, sums = self._accumulate(global_batch, *batch, *random_numbers)
         return gradients, sums + unselected
+
+    def _selected(
+        self, batch: tuple[tf.Tensor, tf.Tensor, tf.Tensor], replica: tf.Tensor
+    ) -> tuple[tuple[tf.Tensor, ...], tf.Tensor | float]:
+        """Returns the images to train on, and the metric sums of the others."""
+        choose = functools.partial(
+            self.selection.choose,
+            network_losses=self._losses_in_training,
+            iterations=self.optimizer.iterations,
+        )
+        if self.replicas_each == 1 or not self.selection.selects:
+            return choose(batch)
+
+        def choose_of_one(parts: Tensors) -> tuple[tf.Tensor, ...]:
+            number, *part = parts
+            with micro_batch.logical_replica(replica * self.replicas_each + number):
+                chosen, unselected = choose(tuple(part))
+            return *chosen, unselected
+
+        numbers = tf.range(self.replicas_each)
+        *chosen, unselected = tf.map_fn(
+            choose_of_one,
+            [numbers, *micro_batches(batch, self.replicas_each)],
+            fn_output_signature=(*(part.dtype for part in batch), tf.float32),
+            parallel_iterations=1,
+        )
+        flat = (tf.reshape(part, [-1, *part.shape[2:]]) for part in chosen)
+        return tuple(flat), tf.reduce_sum(unselected, axis=0)
 
     def _losses_in_training(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         """Returns the images' losses in training mode, float32 [batch]; leaves all states."""
@@ -355,37 +392,50 @@ class TrainingStep(ReplicatedModel):
         """Returns this replica's gradients and metric sums, over its micro-batches."""
         if self.pipeline is not None:
             return self._pipeline_gradients(self.pipeline, global_batch, *batch)
-        if self.accumulation_steps == 1:
-            return self._forward_backward(global_batch, *batch)
-        parts = micro_batches(batch, self.accumulation_steps)
-        statistics = self._statistics()
-        before = local_values(statistics)
+        if self._micro_batches == 1:
+            return self._forward_backward(global_batch, None, *batch)
+        parts = micro_batches(batch, self._micro_batches)
+        statistics, draws = self._statistics(), []
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        if self.replicas_each > 1:
+            draws = seed_states(self) + (self.unseeded_draws.states if self.unseeded_draws else [])
+        before, undrawn = local_values(statistics), local_values(draws)
 
         def add(step: tf.Tensor, *totals: Any) -> tuple[Any, ...]:
             # Like replicas, micro-batches start from the same statistics; the step applies the mean
             # of their changes.
             assign_local(statistics, before)
-            new, new_sums = self._forward_backward(global_batch, *(part[step] for part in parts))
+            logical = None
+            if self.replicas_each > 1:
+                first = tf.equal(step % self.accumulation_steps, 0)
+                states = zip(undrawn, local_values(draws))
+                assign_local(draws, [tf.where(first, *values) for values in states])
+                number = step // self.accumulation_steps
+                logical = replica * (self.replicas_each // self.replicas_together) + number
+            new, new_sums = self._forward_backward(
+                global_batch, logical, *(part[step] for part in parts)
+            )
             changes = [after - start for after, start in zip(local_values(statistics), before)]
             return step + 1, *tf.nest.map_structure(tf.add, totals, (new, new_sums, changes))
 
         no_gradients = [tf.zeros(variable.shape) for variable in self.trainable_variables]
         no_changes = [tf.zeros(variable.shape) for variable in statistics]
         _, gradients, sums, changes = tf.while_loop(
-            lambda step, *_: step < self.accumulation_steps,
+            lambda step, *_: step < self._micro_batches,
             add,
             (tf.constant(0), no_gradients, tf.zeros_like(self.metric_sums.variable), no_changes),
             parallel_iterations=1,
         )
         assign_local(
             statistics,
-            [start + change / self.accumulation_steps for start, change in zip(before, changes)],
+            [start + change / self._micro_batches for start, change in zip(before, changes)],
         )
         return gradients, sums
 
     def _gradients(
         self,
         global_batch: tf.Tensor,
+        logical: tf.Tensor | None,
         images: tf.Tensor,
         labels: tf.Tensor,
         weights: tf.Tensor,
@@ -393,22 +443,33 @@ class TrainingStep(ReplicatedModel):
     ) -> tuple[Tensors, tf.Tensor]:
         """Returns float32 gradients of a micro-batch's part of the loss, and its metric sums.
 
+        ``logical`` is the number of the logical replica, None if it is the strategy's;
         ``random_numbers`` are the mixer's, if there is one.
         """
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        mixed: Sequence[tf.Tensor] = ()
-        if self.mixer is not None:
-            images, *mixed = self.mixer.mix(images, labels, weights, *random_numbers)
-        with tf.GradientTape() as tape:
+        images, *mixed = self._mixed(
+            self.replicas_together, images, labels, weights, *random_numbers
+        )
+        with micro_batch.logical_replica(logical), tf.GradientTape() as tape:
             logits = self(images, training=True)
             losses = self._training_losses(logits, labels, *mixed)
             loss = tf.reduce_sum(losses * weights) / global_batch
             if self.losses:  # regularization: each micro-batch adds its part
-                loss += sum_of(self.losses) / (replicas * self.accumulation_steps)
+                loss += sum_of(self.losses) / (replicas * self._micro_batches)
             loss = self._scaled(loss)
         gradients = tape.gradient(loss, self.trainable_variables)
         self._check_gradients(gradients)
         return gradients, batch_sums(logits, losses, labels, weights)
+
+    def _mixed(self, count: int, *batch: tf.Tensor) -> Tensors:
+        """Returns the images of a batch of ``count`` micro-batches, and what mixing them gave."""
+        if self.mixer is None:
+            return [batch[0]]
+        if count == 1:
+            return list(self.mixer.mix(*batch))
+        parts = zip(*map(tf.unstack, micro_batches(batch, count)))
+        mixes = [self.mixer.mix(*part) for part in parts]
+        return [tf.concat(tensors, axis=0) for tensors in zip(*mixes)]
 
     def _check_gradients(self, gradients: Sequence[tf.Tensor | None]) -> None:
         pairs = zip(gradients, self.trainable_variables)
@@ -429,25 +490,20 @@ class TrainingStep(ReplicatedModel):
         *random_numbers: tf.Tensor,
     ) -> tuple[Tensors, tf.Tensor]:
         """Returns the gradients and metric sums of all micro-batches."""
-        mixed: Sequence[tf.Tensor] = ()
-        if self.mixer is not None:
-            parts = micro_batches(
-                [images, labels, weights, *random_numbers], self.accumulation_steps
-            )
-            mixes = [self.mixer.mix(*part) for part in zip(*map(tf.unstack, parts))]
-            images, *mixed = (tf.concat(tensors, axis=0) for tensors in zip(*mixes))
+        images, *mixed = self._mixed(self._micro_batches, images, labels, weights, *random_numbers)
 
         def loss(logits: tf.Tensor, targets: Tensors) -> tf.Tensor:
             labels, weights, *mixed = targets
             losses = self._training_losses(logits, labels, *mixed)
             return self._scaled(tf.reduce_sum(losses * weights) / global_batch)
 
-        step = pipeline.compute(
-            self._normalized(images),
-            [labels, weights, *mixed],
-            loss,
-            self._scaled(tf.constant(1.0)),
-        )
+        with micro_batch.carried(self.replicas_each, self.accumulation_steps):
+            step = pipeline.compute(
+                self._normalized(images),
+                [labels, weights, *mixed],
+                loss,
+                self._scaled(tf.constant(1.0)),
+            )
         by_variable = {
             id(variable): gradient for variable, gradient in zip(pipeline.variables, step.gradients)
         }

@@ -14,7 +14,7 @@ from imagenet_fast.data.info import DatasetInfo, SplitInfo, read_info
 from imagenet_fast.data.jpeg.image_ops import with_resize_kernel
 from imagenet_fast.data.jpeg.index import LEAST_PIXELS
 from imagenet_fast.data.options import InputOptions
-from imagenet_fast.data.order import SplitPart, part_of, training_order
+from imagenet_fast.data.order import Share, SplitPart, part_of, training_order
 from imagenet_fast.data.shards import shard_reader
 
 # The size of the shards that are read: caches hold them once for each number of threads.
@@ -34,11 +34,9 @@ def training_records(
     threads = thread_count(options)
     part = _few_shards(info.splits["train"], options)
     order = training_order(
-        part,
+        Share(part, options.batch_size, options.batch_size, (0, 1)),
         shard_reader(part.paths, refer=refer) if options.cache == "none" else read_indices,
         options,
-        batch_size=options.batch_size,
-        images_per_step=options.batch_size,
         steps_per_epoch=max(sum(part.counts) // options.batch_size, 1),
         first_step=0,
         threads=threads,
