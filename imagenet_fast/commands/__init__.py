@@ -15,6 +15,7 @@ COMMANDS = {
     "prepare": "turn images into TFRecord shards, or verify them",
     "recipes": "list published training runs, or print one",
     "train": "train a model, or resume a run",
+    "history": "show on which devices a run has trained, and how fast",
     "evaluate": "measure the accuracy of a trained model",
     "export": "write a SavedModel that takes encoded images, an ONNX or a TFLite file",
     "predict": "classify image files with a SavedModel",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
 import msgspec
 
@@ -12,7 +12,7 @@ from imagenet_fast.base.counted import counted
 from imagenet_fast.base.environment import now
 from imagenet_fast.base.files import read_objects, write_file
 from imagenet_fast.base.option import option_text
-from imagenet_fast.base.outside import Count, as_type
+from imagenet_fast.base.outside import Count
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.config import Config
 from imagenet_fast.training.first_line import model_devices
@@ -108,13 +108,17 @@ def passed_segments(segments: Sequence[Segment], rows: Sequence[Row], step: int)
     return passed
 
 
-def as_passed(values: Any) -> list[Passed]:
-    """Returns what :func:`passed_segments` returned, from JSON.
-
-    Raises:
-      ValueError: if it is something else.
-    """
-    return as_type(values, list[Passed])
+def lines_of(passed: Sequence[Passed]) -> list[tuple[str, str, str, str]]:
+    """Returns each segment's steps, images/s, beginning and devices, as text."""
+    return [
+        (
+            f"{one['step'] + 1:,} to {one['until']:,}" if one["until"] > one["step"] else "none",
+            f"{one['images_per_second']:,.0f}" if one["images_per_second"] else "-",
+            one["began"][:16].replace("T", " "),
+            one["runs_on"],
+        )
+        for one in passed
+    ]
 
 
 def change_of_hardware(config: Config, earlier: Config, last: Segment | None, here: Segment) -> str:

@@ -7,9 +7,11 @@ import tensorflow as tf
 from imagenet_fast import Config, UserError
 from imagenet_fast.data.info import SplitInfo
 from imagenet_fast.data.order import (
+    Share,
     is_by_files,
     part_of,
     part_reader,
+    shares_of,
     training_order,
 )
 
@@ -36,24 +38,28 @@ def read_in_split(path, count, start):
 
 
 def orders(batches, *, batch_size, pipelines=1, replicas=1, first_step=0, threads=2, **config):
-    """Returns each pipeline's first batches: (numbers [batches, images], identities)."""
+    """Returns each host's first batches: (numbers [batches, images], identities)."""
     config = Config(batch_size=batch_size, **config)
-    images = batch_size // pipelines
     streams = []
-    for pipeline in range(pipelines):
-        dataset = training_order(
-            part_of(split_of(), config, pipelines, pipeline),
-            read_in_split,
-            config,
-            batch_size=images // replicas,
-            images_per_step=images,
-            steps_per_epoch=NUMBERS // batch_size,
-            first_step=first_step,
-            threads=threads,
-        )
-        parts = zip(*dataset.take(batches).as_numpy_iterator())
-        streams.append(tuple(np.stack(part) for part in parts))
+    for host in range(pipelines):
+        size = batch_size // pipelines // replicas
+        (share,) = shares_of(split_of(), config, size, pipelines, host)
+        streams.append(order_of_share(share, batches, config, first_step, threads))
     return streams
+
+
+def order_of_share(share, batches, config, first_step=0, threads=2):
+    """Returns the same of a share."""
+    dataset = training_order(
+        share,
+        read_in_split,
+        config,
+        steps_per_epoch=NUMBERS // config.batch_size,
+        first_step=first_step,
+        threads=threads,
+    )
+    parts = zip(*dataset.take(batches).as_numpy_iterator())
+    return tuple(np.stack(part) for part in parts)
 
 
 def order(batches, **options):
@@ -85,11 +91,9 @@ def test_each_epoch_has_each_record_once_in_a_new_order():
 def test_batches_are_as_documented():
     config = Config()
     dataset = training_order(
-        part_of(split_of(), config, 1, 0),
+        Share(part_of(split_of(), config, 1, 0), 8, 8, (0, 1)),
         read_numbers,
         config,
-        batch_size=8,
-        images_per_step=8,
         steps_per_epoch=7,
         first_step=0,
         threads=1,
@@ -182,15 +186,32 @@ def test_identities_of_the_largest_seed():
     [pytest.param(2, marks=pytest.mark.long), 3, pytest.param(4, marks=pytest.mark.long)],
 )
 @pytest.mark.parametrize("shard_by", [pytest.param("records", marks=pytest.mark.long), "auto"])
-def test_pipelines_take_turns_in_one_global_order(pipelines, shard_by):
+def test_hosts_take_equal_parts_of_each_step_in_one_global_order(pipelines, shard_by):
     options = {"batch_size": 12, "shuffle_buffer": 20, "first_step": 3}
     # Five steps an epoch: from the middle of the first one to that of the third.
     numbers, identities = order(10, **options)
     streams = orders(10, pipelines=pipelines, shard_by=shard_by, **options)
-    for pipeline, (own, own_identities) in enumerate(streams):
+    for own, _ in streams:
         assert own.shape == (10, 12 // pipelines)
-        np.testing.assert_array_equal(own, numbers[:, pipeline::pipelines])
-        np.testing.assert_array_equal(own_identities, identities[:, pipeline::pipelines])
+    together = [np.concatenate(parts, axis=1) for parts in zip(*streams)]
+    assert_same(together, (numbers, identities))
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3, 6])
+@pytest.mark.parametrize("pipelines", [1, 2, 3])
+def test_images_of_a_step_do_not_depend_on_the_number_of_hosts(hosts, pipelines):
+    """Also where pipelines have shards of their own, whose number the run's replicas tell."""
+    steps, config = 8, Config(batch_size=12, shard_by="files", replicas=(6, pipelines))
+    expected = orders(steps, pipelines=pipelines, batch_size=12, shard_by="files")
+    expected = np.concatenate([numbers for numbers, _ in expected], axis=1)
+    found = [[] for _ in range(steps)]
+    for host in range(hosts):
+        for share in shares_of(split_of(), config, 12 // hosts, hosts, host):
+            batches = share.window[1] - share.window[0]
+            numbers, _ = order_of_share(share, steps * batches, config)
+            for own, step in zip(numbers.reshape(steps, -1), found):
+                step.extend(own)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_replicas_take_turns_in_their_pipelines_order():

@@ -16,7 +16,7 @@ from imagenet_fast.data import metadata, records
 from imagenet_fast.data.examples import LABEL, decode_example
 from imagenet_fast.data.info import SplitInfo, read_info
 from imagenet_fast.data.manifest import read_manifest, verify
-from imagenet_fast.data.order import part_of, training_order
+from imagenet_fast.data.order import shares_of, training_order
 from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources.arrays import ArraySource
 from imagenet_fast.data.sampling import Sampling, class_shares, make_sampling
@@ -67,11 +67,9 @@ def order(first_step=0, pipelines=1, steps=8, **options):
     for pipeline in range(pipelines):
         images = 12 // pipelines
         dataset = training_order(
-            part_of(split, config, pipelines, pipeline),
+            *shares_of(split, config, images, pipelines, pipeline),
             read,
             config,
-            batch_size=images,
-            images_per_step=images,
             steps_per_epoch=5,
             first_step=first_step,
             threads=2,
@@ -109,7 +107,7 @@ def test_pipelines_share_one_order(shard_by):
     (whole,) = order(shard_by=shard_by)
     parts = order(pipelines=3, shard_by=shard_by)
     for step, numbers in enumerate(whole):
-        np.testing.assert_array_equal(np.stack([part[step] for part in parts], 1).ravel(), numbers)
+        np.testing.assert_array_equal(np.concatenate([part[step] for part in parts]), numbers)
 
 
 @pytest.fixture(scope="module")

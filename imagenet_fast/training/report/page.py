@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from imagenet_fast.training.report.class_metrics import class_metrics, mean_metr
 from imagenet_fast.training.report.formats import MISSING, is_number
 from imagenet_fast.training.report.input_images import InputImages
 from imagenet_fast.training.report.saved_images import load_error_analysis, load_inputs
+from imagenet_fast.training.segments import lines_of
 from imagenet_fast.training.step.calibration import accuracy_interval
 from imagenet_fast.training.step.error_analysis import ErrorAnalysis
 
@@ -102,6 +104,7 @@ def render(
         ),
         section("Hardware and versions", table(_environment(summary))),
         "</div>",
+        _segments(summary),
         _evaluations(rows, has_top5),
         _mistakes(analysis, labels),
         _several_labels(thresholds),
@@ -391,6 +394,31 @@ def _damaged_checkpoints(summary: dict[str, Any]) -> str:
         step, resumed = (formats.whole(checkpoint[name]) for name in ("step", "resumed_from"))
         lines.append((f"step {step}", f"{checkpoint['reason']}; resumed from step {resumed}"))
     return section("Damaged checkpoints, set aside", table(lines)) if lines else ""
+
+
+def _segments(summary: dict[str, Any]) -> str:
+    """Returns the devices on which the run has been, drawn by steps, if they have changed."""
+    passed = summary.get("segments") or []
+    if len({one["runs_on"] for one in passed}) < 2:
+        return ""
+    devices = list(dict.fromkeys(one["runs_on"] for one in passed))
+    colors = dict(zip(devices, itertools.cycle(("speed", "compile", "other"))))
+    total = max(1, passed[-1]["until"])
+    bar = "".join(
+        f'<i style="width:{100 * max(0, one["until"] - one["step"]) / total:.2f}%;'
+        f'background:var(--{colors[one["runs_on"]]})"></i>'
+        for one in passed
+    )
+    keys = "".join(
+        f'<span><i style="background:var(--{color})"></i>{html.escape(name)}</span>'
+        for name, color in colors.items()
+    )
+    lines = table(
+        (f"steps {steps}", f"{speed} images/s", *rest) for steps, speed, *rest in lines_of(passed)
+    )
+    return section(
+        "Devices, by steps", f'<div class="bar">{bar}</div><p class="keys">{keys}</p>{lines}'
+    )
 
 
 def _environment(summary: dict[str, Any]) -> list[tuple[str, str]]:

@@ -347,11 +347,16 @@ class TrainingStep(ReplicatedModel):
 
     def _losses_in_training(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         """Returns the images' losses in training mode, float32 [batch]; leaves all states."""
-        states = self._states()
+        states = [*self._statistics(), *self._draws()]
         before = local_values(states)
         losses = self._image_losses(self(images, training=True), labels)
         assign_local(states, before)
         return losses
+
+    def _draws(self) -> list[Any]:
+        """Returns the states of all that draws random numbers in a forward pass."""
+        unseeded = self.unseeded_draws
+        return [*seed_states(self), *(unseeded.states if unseeded is not None else [])]
 
     def update(self, gradients: Tensors) -> None:
         """Updates the weights and their shadow weights; to be called in a replica.
@@ -395,10 +400,9 @@ class TrainingStep(ReplicatedModel):
         if self._micro_batches == 1:
             return self._forward_backward(global_batch, None, *batch)
         parts = micro_batches(batch, self._micro_batches)
-        statistics, draws = self._statistics(), []
+        statistics = self._statistics()
+        draws = self._draws() if self.replicas_each > 1 else []
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        if self.replicas_each > 1:
-            draws = seed_states(self) + (self.unseeded_draws.states if self.unseeded_draws else [])
         before, undrawn = local_values(statistics), local_values(draws)
 
         def add(step: tf.Tensor, *totals: Any) -> tuple[Any, ...]:
