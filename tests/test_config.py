@@ -153,6 +153,7 @@ OTHER = {
     "end_learning_rate": 1e-4,
     "knots_at": (Duration(0, "epochs"), Duration(5, "epochs")),
     "knots": (0.0, 1.0),
+    "replicas": (8, 2),
     "precision": "mixed_float16",
     "strategy": "tpu",
     "tpu": "local",
@@ -817,6 +818,9 @@ def test_what_shapes_the_weights_may_not_change_on_resume():
         "cache_dir",
         "data_threads",
         "gpus",
+        # The logical replicas stay.
+        *("precision", "strategy", "logical_cpus", "deterministic"),
+        *("fusion_segments", "all_reduce", "all_reduce_group", "all_reduce_dtype"),
         "input_servers",
         "resize_kernel",
         "max_bad_images",

@@ -50,7 +50,8 @@ def make_strategy(config: ClusterOptions) -> tf.distribute.Strategy:
       UserError: if the hardware is missing, or the cluster is malformed.
     """
     pipeline = config.pipeline_stages > 1
-    found = _find(config.strategy, config.tpu, config.gpus, config.logical_cpus, pipeline)
+    cluster = Cluster.from_environment()
+    found = _find(cluster, config.strategy, config.tpu, config.gpus, config.logical_cpus, pipeline)
     return _make_strategy(
         _with_equal_shares(found, config.replicas[0] if config.replicas else 0),
         config.tpu,
@@ -185,10 +186,11 @@ def _with_equal_shares(found: _Found, replicas: int) -> _Found:
 
 
 @functools.cache
-def _find(kind: str, tpu: str, gpus: str, logical_cpus: int, pipeline: bool) -> _Found:
+def _find(
+    cluster: Cluster | None, kind: str, tpu: str, gpus: str, logical_cpus: int, pipeline: bool
+) -> _Found:
     if logical_cpus:
         _split_cpu(logical_cpus)
-    cluster = Cluster.from_environment()
     gpu_count = 0
     if not logical_cpus:
         preload_libraries()

@@ -50,8 +50,10 @@ class RecordedStrategy:
     Attributes:
       devices: as TensorFlow's own code finds them.
       options: the communication options.
+      resolver: of the cluster.
     """
 
     def __init__(self, cluster_resolver, communication_options):
+        self.resolver = cluster_resolver
         self.devices = local_devices(cluster_resolver)
         self.options = communication_options

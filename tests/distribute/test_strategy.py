@@ -11,10 +11,10 @@ import tensorflow as tf
 from patched_devices import FakeGpus, RecordedStrategy, local_devices
 from server_processes import other_address
 
-from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.errors import NotNeeded, UserError
 from imagenet_fast.config import Config
 from imagenet_fast.distribute import gpus, strategy
-from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.distribute.cluster import Cluster, place_of
 from imagenet_fast.distribute.strategy import (
     make_strategy,
     per_replica_batch_size,
@@ -108,7 +108,12 @@ def test_several_workers_without_addresses(no_cluster):
 @pytest.fixture
 def patched(no_cluster, monkeypatch):
     """Returns what makes the strategy of a worker that sees so many GPUs; none is started."""
-    strategy._make_strategy.cache_clear()
+
+    def forget():
+        for function in (strategy._find, strategy._make_strategy):
+            function.cache_clear()
+
+    forget()
 
     def make(seen, environment, **options):
         monkeypatch.setattr(gpus, "_CHOICES", [])
@@ -119,12 +124,11 @@ def patched(no_cluster, monkeypatch):
         for context in ("log_missing_workers", "_reach_is_told"):
             monkeypatch.setattr(strategy, context, lambda cluster: contextlib.nullcontext())
         monkeypatch.setattr(strategy, "check_same_devices", lambda *_: None)
-        made = make_strategy(Config(strategy="multi_worker", **options))
-        strategy._make_strategy.cache_clear()
-        return made, devices
+        forget()
+        return make_strategy(Config(**{"strategy": "multi_worker", **options})), devices
 
     yield make
-    strategy._make_strategy.cache_clear()
+    forget()
 
 
 def tf_config(workers, index):
@@ -174,6 +178,33 @@ def test_tasks_of_one_host_have_gpus_of_their_own(patched):
         assert len(made.devices) == 2
         places += [devices.physical.index(gpu) for gpu in devices.visible]
     assert places == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "count", "replicas", "workers", "each"),
+    [
+        (8, 4, 32, 4, 8),  # one on each
+        (8, 2, 32, 2, 8),  # two on each
+        (8, 3, 32, 2, 8),  # not 24 devices
+        (8, 1, 4, 1, 4),  # more devices than replicas
+        (3, 3, 8, 2, 2),  # not 9
+        (0, 7, 8, 4, 1),  # CPUs
+        (8, 5, 5, 5, 1),
+    ],
+)
+def test_as_many_devices_as_carry_equally_many_replicas(
+    patched, gpus, count, replicas, workers, each
+):
+    names = tuple(f"host{n}:8888" for n in range(count))
+    options = {"batch_size": 4 * replicas, "replicas": (replicas,)}
+    for index in range(count):
+        if index >= workers:
+            with pytest.raises(NotNeeded, match=f"the first {workers} of {count} workers carry"):
+                patched(gpus, tf_config(names, index), **options)
+            continue
+        made, _ = patched(gpus, tf_config(names, index), **options)
+        assert len(made.devices) == each
+        assert place_of(made.resolver) == ((workers, index) if workers > 1 else (1, 0))
 
 
 def test_the_local_launcher_divides_gpus(patched, monkeypatch):

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
+from imagenet_fast.distribute.strategy import cluster_resolver
 from imagenet_fast.distribute.workers import collective_hint, is_chief, worker_place
 
 
@@ -14,7 +15,10 @@ def test_place_and_chief(monkeypatch):
     workers = object.__new__(tf.distribute.MultiWorkerMirroredStrategy)  # none are started
     alone = tf.distribute.get_strategy()
     for index, chief in enumerate([True, False]):
-        monkeypatch.setenv("TF_CONFIG", Cluster(("a:1", "b:1"), index).to_tf_config())
+        resolver = cluster_resolver(Cluster(("a:1", "b:1"), index), gpus=0)
+        workers._extended = types.SimpleNamespace(_cluster_resolver=resolver)
+        # Some of the job's processes may not take part.
+        monkeypatch.setenv("TF_CONFIG", Cluster(("a:1", "b:1", "c:1"), index).to_tf_config())
         assert worker_place(workers) == (2, index)
         assert is_chief(workers) == chief
         # One that trains by itself is, whatever job it was started in.
@@ -22,6 +26,8 @@ def test_place_and_chief(monkeypatch):
         assert is_chief(alone)
     # As TensorFlow has it: without a cluster there is one worker.
     monkeypatch.delenv("TF_CONFIG")
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    workers._extended = types.SimpleNamespace(_cluster_resolver=resolver)
     assert worker_place(workers) == (1, 0)
 
 

@@ -41,9 +41,13 @@ JOBS = {
         0,
     ),
     "two_workers": ({"strategy": "multi_worker"}, 2),
+    # Four logical replicas on one device, on two, and on two workers.
+    "carried_by_one": ({"strategy": "one_device", "replicas": (4,)}, 0),
+    "carried_by_two": ({"strategy": "mirrored", "logical_cpus": 2, "replicas": (4,)}, 0),
+    "carried_by_workers": ({"strategy": "multi_worker", "replicas": (4,)}, 2),
 }
 # Replicas and micro-batches at once show what either would.
-QUICK = ("one_device", "replicas_and_micro_batches", "two_workers")
+QUICK = ("one_device", "replicas_and_micro_batches", "carried_by_workers")
 ALL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in JOBS]
 OTHERS = [name for name in ALL if name.values != ("one_device",)]
 
@@ -105,7 +109,7 @@ def test_each_image_is_evaluated_once(results, name):
 
 
 # With batch norm each part of the global batch has its own statistics: a replica takes consecutive
-# images, and so does a micro-batch; of several workers each takes every n-th image.
+# images, and so do a micro-batch and a worker.
 QUARTERS = tuple((8 * i, 8 * i + 8, None) for i in range(4))
 # Name -> start, stop and step of each part.
 PARTS = {
@@ -113,7 +117,8 @@ PARTS = {
     "micro_batches": QUARTERS,
     "replicas": QUARTERS,
     "replicas_and_micro_batches": QUARTERS,
-    "two_workers": tuple((i, None, 2) for i in range(2)),
+    "two_workers": tuple((16 * i, 16 * i + 16, None) for i in range(2)),
+    **dict.fromkeys(("carried_by_one", "carried_by_two", "carried_by_workers"), QUARTERS),
 }
 
 

@@ -3,12 +3,12 @@
     python tools/elastic --data_dir=data/digits --output_dir=benchmarks/elastic
     python tools/elastic --recipe --data_dir=data/fashion_mnist --output_dir=benchmarks/elastic
 
-Trains small networks for 50 steps of 8 logical replicas: on 8 devices, and on 1, 2 and 4; by 2 and 4
-worker processes; and by 1 device, 4 devices, 2 workers and 1 device in turn. Devices are parts of
+Trains small networks for 50 steps of 8 logical replicas: on 8 devices, and on 1, 2 and 4; by 2 and
+4 worker processes; and by 1 device, 4 devices, 2 workers and 1 device in turn. Devices are parts of
 this machine's CPU. The weights are compared with those of 8 devices; so are those of 8 devices with
 a learning rate that differs in its seventh digit, which tells what rounding alone becomes. --recipe
-trains 20 steps of facebook_1h_8k with an eighth of the channels, on images of 28 pixels: 256 replicas
-on 32, 8 devices and one.
+trains 20 steps of facebook_1h_8k with an eighth of the channels, on images of 28 pixels: 256
+replicas on 32, 8 devices and one.
 
 Writes elastic.json (or recipe.json) and a table beside it. Rerun it to train what is missing.
 """
@@ -92,7 +92,7 @@ def main() -> None:
     folders = {}
     for network, run, parts in tqdm(jobs, unit=" runs"):
         folder = pathlib.Path(given.run_dir, network, run.replace(" ", "_").replace(",", ""))
-        train(folder, network, run, parts, os.path.abspath(given.data_dir))
+        train(folder, network, run, parts, str(pathlib.Path(given.data_dir).resolve()))
         folders[network, run] = folder
     results = []
     for (network, run), folder in folders.items():

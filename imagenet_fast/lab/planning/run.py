@@ -537,8 +537,8 @@ def plan_run(config: Config, hardware: Hardware, compiled: CompiledMemory | None
         raise UserError(
             "fusion=auto is not for TPUs, whose compiler orders the all-reduces: leave it out"
         )
-    info = read_info(config)
     replicas = hardware.cluster.replicas
+    config, info = _accumulated(config, replicas), read_info(config)
     parts = replicas * config.accumulation_steps
     if config.batch_size % parts:
         raise UserError(
@@ -568,6 +568,23 @@ def plan_run(config: Config, hardware: Hardware, compiled: CompiledMemory | None
     )
     _ = plan.time  # raises errors here, not in the middle of a table
     return plan
+
+
+def _accumulated(config: Config, devices: int) -> Config:
+    """Returns a configuration whose devices accumulate what logical replicas would be in turn.
+
+    Raises:
+      UserError: if the devices cannot carry equally many replicas.
+    """
+    if not config.replicas:
+        return config
+    (replicas, *_), steps = config.replicas, config.accumulation_steps
+    if replicas % devices:
+        raise UserError(
+            f"{replicas:,} replicas cannot be shared equally by {devices:,} devices: use a divisor "
+            f"of {replicas:,}, or other --replicas"
+        )
+    return config.replace(replicas=(), accumulation_steps=steps * replicas // devices)
 
 
 def comparison(plans: Sequence[RunPlan], labels: Sequence[str]) -> str:
