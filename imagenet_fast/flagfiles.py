@@ -73,6 +73,9 @@ def resolve(
     lengths: list[Length] = []
     length_of: dict[str, int] = {}  # by option, the position of the length to which a time belongs
     for position, layer in enumerate((*files, flags)):
+        if "batch_size" in layer and layer["batch_size"] != given.get("batch_size"):
+            # A recipe's replicas would have other images each, and so other batch norm.
+            given.pop("replicas", None)
         given |= layer
         layer_of |= dict.fromkeys(layer, position)
         if "duration" in layer:

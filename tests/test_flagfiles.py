@@ -178,6 +178,20 @@ def test_a_flagfile_does_not_contradict_itself(write, text):
         Config.from_flagfile(write("a.flags", text))
 
 
+@pytest.mark.parametrize(
+    ("changes", "replicas"),
+    [
+        ({}, (8, 2)),
+        ({"batch_size": 64}, (8, 2)),  # as in the recipe
+        ({"batch_size": 32}, ()),
+        ({"batch_size": 32, "replicas": (4,)}, (4,)),
+    ],
+)
+def test_replicas_belong_to_the_batch_size(write, changes, replicas):
+    path = write("recipe.flags", "--batch_size=64\n--replicas=8,2\n")
+    assert Config.from_flagfile(path, **changes).replicas == replicas
+
+
 def test_times_follow_a_duration_after_the_recipe(write, capsys):
     recipe = write(
         "recipe.flags",

@@ -60,6 +60,7 @@ from imagenet_fast.distribute.strategy import (
     devices_of,
     make_strategy,
     per_replica_batch_size,
+    replicas_each,
 )
 from imagenet_fast.distribute.workers import is_chief
 
@@ -181,7 +182,7 @@ def _batches(
     def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
         replicas = strategy.num_replicas_in_sync // context.num_input_pipelines
         if config.synthetic:
-            dataset = _synthetic(config, per_replica_batch_size(config, strategy))
+            dataset = _synthetic(config, strategy)
         elif config.data_on_device and training:
             dataset = _step_numbers(replicas, first_step)
         elif config.data_on_device:
@@ -449,11 +450,16 @@ def _step_numbers(replicas: int, first_step: int) -> tf.data.Dataset:
     return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
 
-def _synthetic(options: DataOptions, batch_size: int) -> tf.data.Dataset:
-    """Returns the same batch of random images forever, which costs nothing."""
-    seed = [options.seed, 0]
+def _synthetic(options: InputOptions, strategy: tf.distribute.Strategy) -> tf.data.Dataset:
+    """Returns the same batch of random images forever, which costs nothing.
+
+    All logical replicas have the same images.
+    """
+    seed, each = [options.seed, 0], replicas_each(options, strategy)
+    batch_size = per_replica_batch_size(options, strategy) // each
     size = [batch_size, options.image_size, options.image_size, 3]
     images = tf.cast(tf.random.stateless_uniform(size, seed, 0, 256, tf.int32), tf.uint8)
     labels = tf.random.stateless_uniform([batch_size], seed, 0, options.num_classes, tf.int32)
-    batch = (images, labels, tf.ones([batch_size]))
+    parts = (images, labels, tf.ones([batch_size]))
+    batch = tuple(tf.concat([part] * each, axis=0) for part in parts)
     return tf.data.Dataset.from_tensors(batch).repeat()
