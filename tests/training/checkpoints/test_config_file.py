@@ -8,7 +8,7 @@ import pytest
 
 from imagenet_fast import Config, UserError, commands, read_config
 from imagenet_fast.base.notices import warn_once
-from imagenet_fast.training.checkpoints.config_file import config_of_run, stored_config
+from imagenet_fast.training.checkpoints.config_file import as_begun, config_of_run, stored_config
 
 # Values of the options that a run's file may not give.
 FOREIGN = {
@@ -196,3 +196,37 @@ def test_commands_take_the_model_that_they_ask_for(run, command, others, capsys)
     assert "give --model=my_module:build" in capsys.readouterr().err
     assert commands.run([*arguments, "--model=my_module:build"]) == 2  # it has no checkpoint
     assert "--model" not in capsys.readouterr().err
+
+
+# --- The replicas of a run
+
+
+def write_run(folder, **options):
+    """A run's configuration; without replicas as of an earlier version."""
+    values = json.loads(Config(batch_size=64, **options).to_json())
+    if not values["replicas"]:
+        del values["replicas"]
+    (folder / "config.json").write_text(json.dumps(values))
+    return Config(batch_size=64, model_dir=str(folder))
+
+
+def test_a_run_keeps_its_replicas(tmp_path):
+    config = write_run(tmp_path, replicas=(8, 2), strategy="multi_worker")
+    assert as_begun(config).replicas == (8, 2)
+    assert as_begun(config.replace(replicas=(8,))).replicas == (8, 2)
+    # Refused later, as another batch size.
+    assert as_begun(config.replace(replicas=(4, 1))).replicas == (4, 1)
+
+
+def test_a_new_run_has_the_replicas_of_its_devices(tmp_path):
+    config = Config(batch_size=64, model_dir=str(tmp_path))
+    assert as_begun(config) == config
+
+
+@pytest.mark.parametrize("changes", [{"strategy": "mirrored"}, {"logical_cpus": 2}])
+def test_an_earlier_versions_run_goes_on_where_it_began(tmp_path, changes):
+    config = write_run(tmp_path)
+    assert as_begun(config).replicas == ()
+    with pytest.raises(UserError, match="did not record the number of replicas.*--replicas=N"):
+        as_begun(config.replace(**changes))
+    assert as_begun(config.replace(replicas=(2,), **changes)).replicas == (2,)
