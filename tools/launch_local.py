@@ -13,6 +13,10 @@ are set. Output lines begin with ``[worker K]``. If a worker fails, the others a
 launcher exits with its status (128 + n after signal n). No worker outlives the launcher: not after
 Ctrl-C, and on Linux not even after ``kill -9``.
 
+``--min_workers N`` goes on without workers that are killed: the run starts again with those that
+are left, N at least, and with all of them after its next checkpoint. It is the same training,
+because a run keeps its logical replicas (docs/elastic.md).
+
 ``--input_servers N`` starts N ``imagenet-fast input-server`` first, passes their addresses to the
 workers as ``--input_servers=...``, and stops them when all workers have ended.
 
@@ -60,6 +64,7 @@ class Options:
     """What to start: ``workers`` times ``command``; see :func:`parse`."""
 
     workers: int
+    min_workers: int
     input_servers: int
     port_base: int | None
     grace: float
@@ -75,6 +80,11 @@ def parse(arguments: list[str]) -> Options:
         allow_abbrev=False,
     )
     parser.add_argument("--workers", type=int, required=True, help="processes to start")
+    parser.add_argument(
+        "--min_workers",
+        type=int,
+        help="with which to go on when others are killed (default: all are needed)",
+    )
     parser.add_argument(
         "--input_servers",
         type=int,
@@ -100,6 +110,9 @@ def parse(arguments: list[str]) -> Options:
     given, passed = parser.parse_args(arguments[:split]), arguments[split + 1 :]
     if given.workers < 1:
         parser.error(f"--workers is {given.workers}, but must be at least 1")
+    least = given.workers if given.min_workers is None else given.min_workers
+    if not 1 <= least <= given.workers:
+        parser.error(f"--min_workers is {least}, but must be in [1, {given.workers}]")
     if given.input_servers < 0:
         parser.error(f"--input_servers is {given.input_servers}, but must not be negative")
     if given.grace < 0:
@@ -112,7 +125,12 @@ def parse(arguments: list[str]) -> Options:
     imagenet_fast = [sys.executable, "-c", _IMAGENET_FAST]
     program = shlex.split(given.program) if given.program else imagenet_fast
     return Options(
-        given.workers, given.input_servers, given.port_base, given.grace, [*program, *passed]
+        workers=given.workers,
+        min_workers=least,
+        input_servers=given.input_servers,
+        port_base=given.port_base,
+        grace=given.grace,
+        command=[*program, *passed],
     )
 
 
@@ -314,10 +332,16 @@ class Job:
 
     Args:
       grace: seconds from SIGTERM to SIGKILL when they are stopped.
+      is_over: returns whether to stop them; asked every so often.
+
+    Attributes:
+      killed: number of workers that a signal has ended, but not this job's.
+      is_stopped: whether ``is_over`` has stopped the job.
     """
 
-    def __init__(self, grace: float) -> None:
-        self._grace = grace
+    def __init__(self, grace: float, is_over: Callable[[], bool]) -> None:
+        self.killed, self.is_stopped = 0, False
+        self._grace, self._is_over = grace, is_over
         self._output = Output()
         self._workers: list[Process] = []
         self._servers: list[Process] = []
@@ -388,6 +412,8 @@ class Job:
         for group in (self._workers, self._servers):
             for process in [process for process in group if process.has_ended()]:
                 group.remove(process)
+                if self._status is None and group is self._workers and process.status > 128:
+                    self.killed += 1
                 if process.status or group is self._servers:
                     self._end(f"{process.name} failed", process.status or 1)
         while self._signals:
@@ -395,6 +421,9 @@ class Job:
                 self._kill_at = 0
             number = self._signals.pop(0)
             self._end(f"got {signal.Signals(number).name}", 128 + number)
+        if self._status is None and self._is_over():
+            self.is_stopped, self._status = True, 0
+            self._terminate()
         if time.monotonic() >= self._kill_at:
             self.kill()
 
@@ -436,11 +465,41 @@ def _log(message: str) -> None:
 def main(arguments: list[str]) -> int:
     """Runs the job of a command line; returns the exit status."""
     options = parse(arguments)
-    job = Job(options.grace)
+    workers = options.workers
+    while True:
+        before = _last_checkpoint(options.command)
+
+        def is_over(count: int = workers, before: float = before) -> bool:
+            return count < options.workers and _last_checkpoint(options.command) != before
+
+        job = Job(options.grace, is_over)
+        status = _run(job, options, workers)
+        if job.is_stopped:
+            workers = options.workers
+            _log(f"a checkpoint is written: starting again with all {workers} workers")
+        elif job.killed and workers - job.killed >= options.min_workers:
+            workers -= job.killed
+            _log(f"starting again with {workers} of {options.workers} workers")
+        else:
+            return status
+
+
+def _last_checkpoint(command: list[str]) -> float:
+    """Returns when the run of a command has written a checkpoint; 0: never."""
+    for argument in reversed(command):
+        if argument.startswith("--model_dir="):
+            record = pathlib.Path(argument.partition("=")[2], "checkpoints", "checkpoint")
+            with contextlib.suppress(OSError):
+                return record.stat().st_mtime
+    return 0.0
+
+
+def _run(job: Job, options: Options, count: int) -> int:
+    """Runs a job with some of the workers; returns the exit status."""
     job.end_on(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     try:
-        ports = choose_ports(options.workers + options.input_servers, options.port_base)
-        workers, servers = ports[: options.workers], ports[options.workers :]
+        ports = choose_ports(count + options.input_servers, options.port_base)
+        workers, servers = ports[:count], ports[count:]
         environments = worker_environments(workers, os.environ)
         if job.start_servers(servers, common_environment(os.environ)):
             addresses = ",".join(f"{HOST}:{port}" for port in servers)

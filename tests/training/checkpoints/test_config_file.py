@@ -227,6 +227,6 @@ def test_a_new_run_has_the_replicas_of_its_devices(tmp_path):
 def test_an_earlier_versions_run_goes_on_where_it_began(tmp_path, changes):
     config = write_run(tmp_path)
     assert as_begun(config).replicas == ()
-    with pytest.raises(UserError, match="did not record the number of replicas.*--replicas=N"):
+    with pytest.raises(UserError, match=r"did not record the number of replicas.*--replicas=N"):
         as_begun(config.replace(**changes))
     assert as_begun(config.replace(replicas=(2,), **changes)).replicas == (2,)
