@@ -1,13 +1,18 @@
 """A run's logical replicas train the same on whatever devices carry them."""
 
 import functools
+import json
 import pathlib
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from elastic_job import CASES
 
+from imagenet_fast.training.segments import read_segments
+
 JOB = pathlib.Path(__file__).with_name("elastic_job.py")
+MOVING_JOB = JOB.with_name("moving_job.py")
 
 pytestmark = pytest.mark.slow
 
@@ -46,3 +51,49 @@ def test_cases_differ(results):
     for one in CASES:
         for other in CASES:
             assert one == other or np.abs(first[one] - first[other]).max() > 1e-4
+
+
+MOVING = {
+    "image_size": 16,
+    "train_crop": "pad",
+    "batch_size": 32,
+    "replicas": [4],
+    "mixup_alpha": 0.2,
+    "learning_rate": 0.05,
+    "schedule": "constant",
+    "rate_scaling": "none",
+    "warmup": "0 epochs",
+    "checkpoint_every": "2 steps",
+    "examine": False,
+    "tensorboard": False,
+}
+
+
+def test_a_run_moves(digits, tmp_path, run_python_session):
+    """From one device to two workers and back, to the end of the run that stayed."""
+
+    def go(name, steps, workers=0, **options):
+        kind = "multi_worker" if workers else "one_device"
+        config = {**MOVING, "data_dir": digits, "strategy": kind, "duration": f"{steps} steps"}
+        config["model_dir"] = str(tmp_path / name)
+        (tmp_path / "job.json").write_text(json.dumps({**config, **options}))
+        return run_python_session([MOVING_JOB, tmp_path / "job.json"], workers=workers)
+
+    go("stays", 6)
+    go("moves", 2)
+    moved = go("moves", 4, workers=2)
+    go("moves", 6)
+    assert "4 replicas, 2 on each of 2 workers" in moved.stderr
+    stays, moves = (weights_of(tmp_path / name) for name in ("stays", "moves"))
+    assert stays.keys() == moves.keys() and len(stays) > 8
+    for name, value in stays.items():
+        np.testing.assert_allclose(moves[name], value, rtol=0, atol=1e-6, err_msg=name)
+    assert [one["step"] for one in read_segments(str(tmp_path / "moves"))] == [0, 2, 4]
+
+
+def weights_of(model_dir):
+    """All numbers of a run's last checkpoint by name."""
+    path = tf.train.latest_checkpoint(str(model_dir / "checkpoints"))
+    reader = tf.train.load_checkpoint(path)
+    names = [name for name, kind in reader.get_variable_to_dtype_map().items() if kind.is_numeric]
+    return {name: reader.get_tensor(name) for name in names}
