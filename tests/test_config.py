@@ -674,8 +674,10 @@ def test_unknown_option_with_the_nearest():
             {"fusion_bytes": 0, "fusion_segments": (20, 76)},
             "fusion_bytes=0 has no effect, because fusion_segments is 20,76: leave it out",
         ),
-        ({"rematerialize": "never"}, "has no effect, because pipeline_stages is 1: leave it out"),
-        ({"pipeline_schedule": "1f1b"}, "has no effect, because pipeline_stages is 1"),
+        (
+            {"pipeline_schedule": "1f1b"},
+            "has no effect, because pipeline_stages is 1: leave it out",
+        ),
         ({"pipeline_balance": (3, 4)}, "has no effect, because pipeline_stages is 1"),
         ({"pipeline_servers": ("a:1",)}, "has no effect, because pipeline_stages is 1"),
         ({"dropout": 0.2}, "dropout=0.2 is for model=alexnet_bn, but model is resnet50: leave it"),
@@ -771,7 +773,7 @@ def test_json_of_an_older_version_takes_the_defaults():
         ({}, {"lars_eeta": 0.01}),
         ({}, {"celu_alpha": 0.3, "whitening_images": 5000, "loss_scale": 8.0}),
         ({"weight_decay": 0.0}, {"weight_decay_on": "all"}),
-        ({"fusion_segments": (20,)}, {"fusion_bytes": 0, "rematerialize": "never"}),
+        ({"fusion_segments": (20,)}, {"fusion_bytes": 0, "pipeline_schedule": "1f1b"}),
         ({"decay_every": "2 epochs"}, {"decay_at": ["3 epochs"]}),
     ],
 )

@@ -47,11 +47,13 @@ from imagenet_fast.training.build.network import (
 from imagenet_fast.training.build.optimizer import build_optimizer
 from imagenet_fast.training.build.schedule import build_schedule, warn_of_short_run
 from imagenet_fast.training.build.selection import build_selection, check_selection, selected_images
+from imagenet_fast.training.build.teacher import build_teacher
 from imagenet_fast.training.build.whitening import whiten
 from imagenet_fast.training.run import Run, make_run
 from imagenet_fast.training.step.classifier import Classifier
 from imagenet_fast.training.step.losses import Focus, start_at_equal_probabilities
 from imagenet_fast.training.step.mix import Mixer
+from imagenet_fast.training.step.rematerialization import Rematerialization
 
 _MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 # Strategies under which Keras 2 scales the loss (strategy_supports_loss_scaling of its
@@ -127,6 +129,8 @@ def build(
     starts_trained = bool(config.initial_weights) or config.pretrained
     if starts_trained and not restored:
         say(load_initial_weights(classifier, build_classifier))
+    if config.teacher:
+        classifier.teacher = build_teacher(config, info.labels, strategy, build_classifier)
     with classifier.distribute_strategy.scope():
         if classifier.mixer is not None:
             _check_mixer(config)
@@ -314,6 +318,7 @@ def build_classifier(
             mixer=_mixer(config),
             accumulation_steps=config.accumulation_steps,
             pipeline=pipeline,
+            rematerialization=_rematerialization(config, network),
             views=config.test_time_augmentation,
             views_fraction=config.tta_fraction,
             xla=config.xla,
@@ -380,6 +385,13 @@ def _unseeded_draws(config: Config) -> UnseededDraws | None:
     if KERAS_2 or config.model in MODEL_NAMES or config.pipeline_stages > 1:
         return None
     return UnseededDraws(config.seed)
+
+
+def _rematerialization(config: Config, network: keras.Model) -> Rematerialization | None:
+    """Returns that of a network; None: activations are stored, or are those of a pipeline."""
+    if config.rematerialize != "always" or config.pipeline_stages > 1:
+        return None
+    return Rematerialization(network)
 
 
 def _mixer(options: DataOptions) -> Mixer | None:

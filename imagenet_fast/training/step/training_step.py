@@ -26,6 +26,7 @@ from imagenet_fast.optimizers.slots import make_slots
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.programs import sum_of
 from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
+from imagenet_fast.training.step.distillation import Teacher
 from imagenet_fast.training.step.error_analysis import Predictions
 from imagenet_fast.training.step.losses import Focus, class_probabilities, image_losses
 from imagenet_fast.training.step.metric_sums import (
@@ -36,6 +37,7 @@ from imagenet_fast.training.step.metric_sums import (
 )
 from imagenet_fast.training.step.micro_batches import micro_batches
 from imagenet_fast.training.step.mix import Mixer
+from imagenet_fast.training.step.rematerialization import Rematerialization
 from imagenet_fast.training.step.replicated_model import ReplicatedModel
 from imagenet_fast.training.step.scores import Scores
 from imagenet_fast.training.step.selection import Selection
@@ -74,6 +76,7 @@ class TrainingStep(ReplicatedModel):
         ``logits_over_views``.
       accumulation_steps: micro-batches in each replica's part of a step.
       pipeline: runs the layers from normalized pixels to logits; None: the model itself does.
+      rematerialization: of the network's activations; None: they are stored.
       xla: whether XLA compiles the step, or as much of it as it can.
       unseeded_draws: of the network's layers that draw without a seed; None: it has none.
       name: the model's name.
@@ -87,6 +90,7 @@ class TrainingStep(ReplicatedModel):
       class_weights: of the training loss, float64 [classes]; None: 1.
       class_numbers: the class of each label, of data with other numbers for the classes than the
         model; None: the label.
+      teacher: whose outputs are learned instead of labels; None: labels.
       competing: the classes among which alone ``test_step`` evaluates, whose labels are their
         indices here; None: all.
     """
@@ -105,6 +109,7 @@ class TrainingStep(ReplicatedModel):
         views_fraction: float = 1.0,
         accumulation_steps: int = 1,
         pipeline: Pipeline | None = None,
+        rematerialization: Rematerialization | None = None,
         xla: bool = False,
         unseeded_draws: UnseededDraws | None = None,
         name: str | None = None,
@@ -120,12 +125,14 @@ class TrainingStep(ReplicatedModel):
         self.views_fraction = views_fraction
         self.accumulation_steps = accumulation_steps
         self.pipeline = pipeline
+        self.rematerialization = rematerialization
         self.unseeded_draws = unseeded_draws
         self.steps_per_epoch: int | None = None
         self.training_images: ImagesOnDevice | None = None
         self.validation_images: ImagesOnDevice | None = None
         self.class_weights: np.ndarray | None = None
         self.class_numbers: Sequence[int] | None = None
+        self.teacher: Teacher | None = None
         self.competing: Sequence[int] | None = None
         self.metric_sums = MetricSums()
         self.all_reduce: AllReduce | StageAllReduce | None = None
@@ -399,14 +406,32 @@ class TrainingStep(ReplicatedModel):
         mixed: Sequence[tf.Tensor] = ()
         if self.mixer is not None:
             images, *mixed = self.mixer.mix(images, labels, weights, *random_numbers)
-        with tf.GradientTape() as tape:
-            logits = self(images, training=True)
+        if self.teacher is not None:  # instead of labels, also of those of mixed images
+            mixed = [self.teacher.logits(images)]
+        parts = replicas * self.accumulation_steps
+        if self.rematerialization is None:
+            with tf.GradientTape() as tape:
+                logits = self(images, training=True)
+                losses = self._training_losses(logits, labels, *mixed)
+                loss = tf.reduce_sum(losses * weights) / global_batch
+                if self.losses:  # regularization: each micro-batch adds its part
+                    loss += sum_of(self.losses) / parts
+                loss = self._scaled(loss)
+            gradients = tape.gradient(loss, self.trainable_variables)
+        else:
+
+            def loss_of(logits: tf.Tensor) -> tf.Tensor:
+                losses = self._training_losses(logits, labels, *mixed)
+                return self._scaled(tf.reduce_sum(losses * weights) / global_batch)
+
+            gradients, logits = self.rematerialization.gradients(
+                self._normalized(images),
+                loss_of,
+                self._scaled(tf.constant(1 / parts)),
+                self.trainable_variables,
+                [] if self.unseeded_draws is None else [self.unseeded_draws.state],
+            )
             losses = self._training_losses(logits, labels, *mixed)
-            loss = tf.reduce_sum(losses * weights) / global_batch
-            if self.losses:  # regularization: each micro-batch adds its part
-                loss += sum_of(self.losses) / (replicas * self.accumulation_steps)
-            loss = self._scaled(loss)
-        gradients = tape.gradient(loss, self.trainable_variables)
         self._check_gradients(gradients)
         return gradients, batch_sums(logits, losses, labels, weights)
 
@@ -436,6 +461,8 @@ class TrainingStep(ReplicatedModel):
             )
             mixes = [self.mixer.mix(*part) for part in zip(*map(tf.unstack, parts))]
             images, *mixed = (tf.concat(tensors, axis=0) for tensors in zip(*mixes))
+        if self.teacher is not None:
+            mixed = [self.teacher.logits(images)]
 
         def loss(logits: tf.Tensor, targets: Tensors) -> tf.Tensor:
             labels, weights, *mixed = targets
@@ -468,6 +495,8 @@ class TrainingStep(ReplicatedModel):
     def _training_losses(
         self, logits: tf.Tensor, labels: tf.Tensor, *mixed: tf.Tensor
     ) -> tf.Tensor:
+        if self.teacher is not None:
+            return self.teacher.losses(logits, *mixed)
         return image_losses(
             logits,
             labels,
