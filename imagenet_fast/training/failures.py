@@ -111,7 +111,7 @@ def _ways_to_save_memory(config: Config, images: int, selected: int) -> list[str
     ways = []
     if config.rematerialize != "always":
         ways.append(
-            "give --rematerialize=always, which computes the same in about a third more time,"
+            "give --rematerialize=always, which computes the same in up to a third more time,"
             if config.pipeline_stages == 1
             else "give --rematerialize=always,"
         )

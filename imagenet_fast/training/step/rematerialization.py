@@ -101,8 +101,10 @@ class Rematerialization:
         upstream, found = tape.gradient(total, [watched, sources])
         results.update(zip(map(id, sources), found))
         while any(_trainable(segment) for segment, *_ in kept):  # frozen ones come first
-            segment, *of_pass = kept.pop()
-            upstream, found = _backward(segment, *of_pass, upstream, scale, watch=bool(kept))
+            segment, inputs, own, before = kept.pop()
+            upstream, found = _backward(
+                segment, inputs, own, before, upstream, scale, watch=bool(kept)
+            )
             results.update(zip(map(id, _trainable(segment)), found))
         return [results.get(id(variable)) for variable in variables], logits
 
