@@ -36,7 +36,7 @@ _DEVICE_ERRORS = (
 )
 # Of a program that could not be written: see compile_cache.py.
 _FULL_CACHE = re.compile(r"xla_compile_cache.*No space left", re.DOTALL)
-_OUT_OF_MEMORY = re.compile(r"\bOOM\b|out of memory|failed to allocate", re.IGNORECASE)
+_OUT_OF_MEMORY = re.compile(r".*(?:\bOOM\b|out of memory|failed to allocate).*", re.IGNORECASE)
 _LOST_WORKER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
@@ -99,10 +99,11 @@ def memory_explained(config: Config, images: int, selected: int) -> Iterator[Non
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:
-        if not _OUT_OF_MEMORY.search(error.message):
+        found = _OUT_OF_MEMORY.search(error.message)
+        if not found:
             raise
         raise UserError(
-            f"a device has run out of memory ({first_line(error)[:200]}): "
+            f"a device has run out of memory ({found[0].strip()[:200]}): "
             + " or ".join(_ways_to_save_memory(config, images, selected))
         ) from error
 

@@ -192,3 +192,19 @@ def test_a_full_disk_is_not_memory():
     error = tf.errors.ResourceExhaustedError(None, None, "/data; No space left on device")
     with pytest.raises(tf.errors.ResourceExhaustedError), memory_explained(Config(), 1, 1):
         raise error
+
+
+@pytest.mark.parametrize("xla", [False, True])
+def test_what_tensorflow_says(xla):
+    @tf.function
+    def ones(count):
+        return tf.reduce_max(tf.random.stateless_uniform([count, count], (0, 1)))
+
+    @tf.function(jit_compile=True)
+    def large():
+        return tf.random.stateless_uniform([2**20, 2**20, 16], (0, 1))
+
+    reason = "Out of memory while trying to allocate 64" if xla else "OOM when allocating tensor"
+    message = rf"a device has run out of memory \({reason}.*\): give --rematerialize=always"
+    with pytest.raises(UserError, match=message), memory_explained(Config(), 256, 256):
+        large() if xla else ones(tf.constant(2**22))

@@ -134,6 +134,9 @@ def build(
     with classifier.distribute_strategy.scope():
         if classifier.mixer is not None:
             _check_mixer(config)
+        if config.rematerialize == "always" and config.pipeline_stages == 1:
+            with precision_policy(config.precision):
+                classifier.rematerialization = Rematerialization(network_of(classifier))
         classifier.class_weights = make_class_weights(config, info)
         classifier.steps_per_epoch = run.steps_per_epoch
         classifier.epochs = max(1, round(run.total_steps / run.steps_per_epoch))
@@ -318,7 +321,6 @@ def build_classifier(
             mixer=_mixer(config),
             accumulation_steps=config.accumulation_steps,
             pipeline=pipeline,
-            rematerialization=_rematerialization(config, network),
             views=config.test_time_augmentation,
             views_fraction=config.tta_fraction,
             xla=config.xla,
@@ -385,13 +387,6 @@ def _unseeded_draws(config: Config) -> UnseededDraws | None:
     if KERAS_2 or config.model in MODEL_NAMES or config.pipeline_stages > 1:
         return None
     return UnseededDraws(config.seed)
-
-
-def _rematerialization(config: Config, network: keras.Model) -> Rematerialization | None:
-    """Returns that of a network; None: activations are stored, or are those of a pipeline."""
-    if config.rematerialize != "always" or config.pipeline_stages > 1:
-        return None
-    return Rematerialization(network)
 
 
 def _mixer(options: DataOptions) -> Mixer | None:

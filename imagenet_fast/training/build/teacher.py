@@ -56,7 +56,7 @@ def build_teacher(
         )
     arrays, _ = read_run(run, rebuild)
     alone = run.on_one_device().replace(
-        precision=config.precision, ema_decay=0.0, lookahead_every=0, rematerialize="except_last"
+        precision=config.precision, ema_decay=0.0, lookahead_every=0
     )
     with strategy.scope():
         model = rebuild(alone, labels)

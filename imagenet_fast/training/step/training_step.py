@@ -76,7 +76,6 @@ class TrainingStep(ReplicatedModel):
         ``logits_over_views``.
       accumulation_steps: micro-batches in each replica's part of a step.
       pipeline: runs the layers from normalized pixels to logits; None: the model itself does.
-      rematerialization: of the network's activations; None: they are stored.
       xla: whether XLA compiles the step, or as much of it as it can.
       unseeded_draws: of the network's layers that draw without a seed; None: it has none.
       name: the model's name.
@@ -90,6 +89,7 @@ class TrainingStep(ReplicatedModel):
       class_weights: of the training loss, float64 [classes]; None: 1.
       class_numbers: the class of each label, of data with other numbers for the classes than the
         model; None: the label.
+      rematerialization: of the network's activations; None: they are stored.
       teacher: whose outputs are learned instead of labels; None: labels.
       competing: the classes among which alone ``test_step`` evaluates, whose labels are their
         indices here; None: all.
@@ -109,7 +109,6 @@ class TrainingStep(ReplicatedModel):
         views_fraction: float = 1.0,
         accumulation_steps: int = 1,
         pipeline: Pipeline | None = None,
-        rematerialization: Rematerialization | None = None,
         xla: bool = False,
         unseeded_draws: UnseededDraws | None = None,
         name: str | None = None,
@@ -125,13 +124,13 @@ class TrainingStep(ReplicatedModel):
         self.views_fraction = views_fraction
         self.accumulation_steps = accumulation_steps
         self.pipeline = pipeline
-        self.rematerialization = rematerialization
         self.unseeded_draws = unseeded_draws
         self.steps_per_epoch: int | None = None
         self.training_images: ImagesOnDevice | None = None
         self.validation_images: ImagesOnDevice | None = None
         self.class_weights: np.ndarray | None = None
         self.class_numbers: Sequence[int] | None = None
+        self.rematerialization: Rematerialization | None = None
         self.teacher: Teacher | None = None
         self.competing: Sequence[int] | None = None
         self.metric_sums = MetricSums()

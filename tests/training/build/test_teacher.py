@@ -32,7 +32,7 @@ def make_run(directory, classes=CLASSES, **changes):
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     directory = tmp_path_factory.mktemp("teacher")
-    make_run(directory, ema_decay=0.9, precision="mixed_bfloat16", rematerialize="always")
+    make_run(directory, ema_decay=0.9, precision="mixed_bfloat16")
     return str(directory)
 
 
