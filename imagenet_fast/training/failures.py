@@ -111,11 +111,7 @@ def memory_explained(config: Config, images: int, selected: int) -> Iterator[Non
 def _ways_to_save_memory(config: Config, images: int, selected: int) -> list[str]:
     ways = []
     if config.rematerialize != "always":
-        ways.append(
-            "give --rematerialize=always, which computes the same in up to a third more time,"
-            if config.pipeline_stages == 1
-            else "give --rematerialize=always,"
-        )
+        ways.append("give --rematerialize=always, for the same in up to a third more time,")
     least = 2 if config.mixup_alpha or config.cutmix_alpha else 1
     more = range(2 * config.accumulation_steps, selected // least + 1)
     divided = math.gcd(images, selected)

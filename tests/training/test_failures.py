@@ -151,7 +151,7 @@ def test_other_errors_pass(error):
 
 
 OOM = "OOM when allocating tensor with shape[256,64,112,112] and type float on GPU:0"
-TWICE = "give --rematerialize=always, which computes the same in up to a third more time,"
+TWICE = "give --rematerialize=always, for the same in up to a third more time,"
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,7 @@ def build_teacher(
         weights = filter(is_floating, network.weights)
         assign_everywhere(list(weights), [value for _, value in arrays])
         use_restored_statistics(network)
-    checksum = 0
-    for _, value in arrays:
-        checksum = zlib.crc32(value.tobytes(), checksum)
+    checksum = zlib.crc32(b"".join(value.tobytes() for _, value in arrays))
     name = f"{run.model} of {path}"
     return Teacher(model, config.distillation_temperature, name, checksum)
 

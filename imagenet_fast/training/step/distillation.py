@@ -7,30 +7,27 @@ is the Kullback-Leibler divergence alone. Labels have no part in it.
 
 from __future__ import annotations
 
+import dataclasses
+
 import keras
 import tensorflow as tf
 
 
+@dataclasses.dataclass(frozen=True)
 class Teacher:
     """A trained network in inference mode, which is neither trained nor saved with the student.
 
-    Args:
+    Attributes:
       model: from pixels to float32 logits, made in the strategy's scope.
       temperature: by which the logits of both are divided.
       name: what it is, for people.
       checksum: of its weights.
-
-    Attributes:
-      temperature: see above.
-      name: see above.
-      checksum: see above.
     """
 
-    def __init__(self, model: keras.Model, temperature: float, name: str, checksum: int) -> None:
-        self.temperature = temperature
-        self.name = name
-        self.checksum = checksum
-        self._model = model
+    model: keras.Model
+    temperature: float
+    name: str
+    checksum: int
 
     def logits(self, images: tf.Tensor) -> tf.Tensor:
         """Returns the teacher's logits, float32 [batch, classes], without a gradient.
@@ -39,11 +36,11 @@ class Teacher:
           images: uint8 [batch, height, width, 3], as the student sees them; resized bilinearly if
             the teacher takes images of another size.
         """
-        size = self._model.input_shape[1:3]
+        size = self.model.input_shape[1:3]
         if None not in size and size != tuple(images.shape[1:3]):
             pixels = tf.round(tf.image.resize(images, size))
             images = tf.cast(pixels, images.dtype)
-        return tf.stop_gradient(self._model(images, training=False))
+        return tf.stop_gradient(self.model(images, training=False))
 
     def losses(self, logits: tf.Tensor, teacher_logits: tf.Tensor) -> tf.Tensor:
         """Returns the divergence of the student from the teacher for each image, float32 [batch].
