@@ -88,23 +88,21 @@ class UnseededDraws:
 
     Args:
       key: of the run.
+
+    Attributes:
+      state: of the draws in a step.
     """
 
     def __init__(self, key: int) -> None:
         self._key = key
         # No weight: it begins anew in each step.
-        self._state = tf.Variable(
+        self.state = tf.Variable(
             tf.zeros([2], tf.int64),
             trainable=False,
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             name="unseeded_draws",
         )
-
-    @property
-    def states(self) -> list[tf.Variable]:
-        """What draws change."""
-        return [self._state]
 
     @contextlib.contextmanager
     def of_step(self, step: Any) -> Iterator[None]:
@@ -115,7 +113,7 @@ class UnseededDraws:
         """
         start = tf.constant([self._key, 0], tf.int64)
         step = tf.cast(tf.convert_to_tensor(step), tf.int64)
-        self._state.assign(tf.random.experimental.stateless_fold_in(start, step))
+        self.state.assign(tf.random.experimental.stateless_fold_in(start, step))
         before = global_state.get_global_attribute(_GLOBAL_GENERATOR)
         global_state.set_global_attribute(_GLOBAL_GENERATOR, self)
         try:
@@ -126,7 +124,7 @@ class UnseededDraws:
     def next(self, ordered: bool = True) -> tf.Tensor:
         """Returns a seed, as the ``next`` of Keras' generators."""
         del ordered  # draws are alike
-        return tf.cast(next_seed(self._state, self), tf.uint32)
+        return tf.cast(next_seed(self.state, self), tf.uint32)
 
 
 def _next_of(generator: Any, ordered: bool = True) -> tf.Tensor:

@@ -273,7 +273,7 @@ class OptimizerOptions(SharedOptions):
         'on average 1; or a JSON file of weights by class, {"cat": 2, "dog": 0.5}, 1 for others; '
         "empty: 1",
         group="optimization",
-        only_if=OnlyIf("proxy_model", unless=True),
+        only_if=(OnlyIf("proxy_model", unless=True), OnlyIf("teacher", unless=True)),
     )
     label_smoothing: float = option(
         0.0,
@@ -281,6 +281,22 @@ class OptimizerOptions(SharedOptions):
         "images have several labels, in the loss of training and validation",
         group="optimization",
         check=BELOW_ONE,
+        only_if=OnlyIf("teacher", unless=True),
+    )
+    teacher: str = option(
+        "",
+        "model_dir of a trained run with the same classes, from whose predictions for the same "
+        "augmented images the network learns, instead of from labels (Beyer et al. 2022); empty: "
+        "from labels",
+        group="optimization",
+        only_if=OnlyIf("loss", ("cross_entropy",)),
+    )
+    distillation_temperature: float = option(
+        1.0,
+        "by which the logits of network and teacher are divided in the training loss",
+        group="optimization",
+        check=POSITIVE,
+        only_if=OnlyIf("teacher"),
     )
     select_by_loss: float = option(
         1.0,

@@ -57,11 +57,11 @@ class PipelineOptions(ClusterOptions):
     )
     rematerialize: str = option(
         "except_last",
-        "activations that a pipeline recomputes in the backward pass instead of storing them; "
-        "always: all; except_last: all but those of the last micro-batch; never: none",
+        "activations that the backward pass recomputes instead of storing them; always: all but "
+        "the inputs of some blocks of the network; except_last: with pipelines, all but those of "
+        "the last micro-batch, else none; never: none",
         group="hardware",
         choices=REMATERIALIZE,
-        only_if=_PIPELINED,
         may_change_on_resume=True,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Iterator, Sequence
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 from imagenet_fast.base.addresses import unreachable
 from imagenet_fast.base.errors import UserError, first_line
 from imagenet_fast.base.paths import bucket_error
+from imagenet_fast.config import Config
 from imagenet_fast.distribute.cluster import Cluster
 
 # TensorFlow's message about a UserError raised inside a dataset, by Python or an assertion.
@@ -34,6 +36,7 @@ _DEVICE_ERRORS = (
 )
 # Of a program that could not be written: see compile_cache.py.
 _FULL_CACHE = re.compile(r"xla_compile_cache.*No space left", re.DOTALL)
+_OUT_OF_MEMORY = re.compile(r".*(?:\bOOM\b|out of memory|failed to allocate).*", re.IGNORECASE)
 _LOST_WORKER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
@@ -79,6 +82,46 @@ def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[N
             f"({type(error).__name__}); see its output, then start all workers again: the same "
             f"command {then}"
         ) from error
+
+
+@contextlib.contextmanager
+def memory_explained(config: Config, images: int, selected: int) -> Iterator[None]:
+    """Turns the error of a device without enough memory into one that says how to need less.
+
+    Args:
+      config: of the run.
+      images: of a replica in a step.
+      selected: those of them on which it trains.
+
+    Raises:
+      UserError: for such an error.
+    """
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        found = _OUT_OF_MEMORY.search(error.message)
+        if not found:
+            raise
+        raise UserError(
+            f"a device has run out of memory ({found[0].strip()[:200]}): "
+            + " or ".join(_ways_to_save_memory(config, images, selected))
+        ) from error
+
+
+def _ways_to_save_memory(config: Config, images: int, selected: int) -> list[str]:
+    ways = []
+    if config.rematerialize != "always":
+        ways.append("give --rematerialize=always, for the same in up to a third more time,")
+    least = 2 if config.mixup_alpha or config.cutmix_alpha else 1
+    more = range(2 * config.accumulation_steps, selected // least + 1)
+    divided = math.gcd(images, selected)
+    parts = next((count for count in more if divided % count == 0), None)
+    if parts is not None:
+        ways.append(
+            f"begin a new run with --accumulation_steps={parts}, for {images // parts} instead of "
+            f"{images // config.accumulation_steps} of a replica's images at a time"
+        )
+    return ways or ["use smaller images, a smaller network or more devices"]
 
 
 def _reading_error(error: tf.errors.OpError) -> str:

@@ -38,6 +38,7 @@ def first_line_of(run: Run, model: Classifier, first_step: int) -> str:
         + image_memory(run)
         + _class_weights(model, info)
         + (f"; classes sampled: {config.sampling}" if config.sampling else "")
+        + (f"; teacher: {model.teacher.name}" if model.teacher else "")
     )
 
 

@@ -102,17 +102,18 @@ def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, list[s
     return model, [change for change in changes if change]
 
 
-def restore(run: Run, checkpoints: Checkpoints, clock: Clock) -> Start:
+def restore(run: Run, model: Classifier, checkpoints: Checkpoints, clock: Clock) -> Start:
     """Restores the last checkpoint, if there is one.
 
     Args:
       run: the run.
-      checkpoints: of its model.
+      model: of it.
+      checkpoints: of the model.
       clock: goes on from the checkpoint's times.
 
     Raises:
       UserError: if there is no checkpoint of training, workers see different ones, or the number of
-        training images is another.
+        training images or the teacher is another.
     """
     config, train = run.config, run.info.splits["train"]
     state = checkpoints.restore()
@@ -140,6 +141,12 @@ def restore(run: Run, checkpoints: Checkpoints, clock: Clock) -> Start:
             f"in {config.model_dir} started with {examples}; use those, or start a new "
             "run from its weights: another --model_dir, "
             f"--initial_weights={config.model_dir}"
+        )
+    if model.teacher and state.get("teacher_checksum") != model.teacher.checksum:
+        raise UserError(
+            f"the teacher in {config.teacher} has other weights than those from which the run in "
+            f"{config.model_dir} has learned: give those back, or start a new run from its "
+            f"weights: another --model_dir, --initial_weights={config.model_dir}"
         )
     clock.restore(state["clock"])
     evaluations = Evaluations.from_state(state, config.best_metric)

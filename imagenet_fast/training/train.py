@@ -18,6 +18,7 @@ from imagenet_fast.distribute.strategy import check_gpus_are_used
 from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.training.build.network import set_named_batch_norms
+from imagenet_fast.training.build.selection import selected_images
 from imagenet_fast.training.checkpoints.checkpoint import Checkpoints, restore_weights
 from imagenet_fast.training.checkpoints.config_file import as_begun
 from imagenet_fast.training.checkpoints.model_dir import (
@@ -31,7 +32,7 @@ from imagenet_fast.training.checkpoints.thresholds import (
 )
 from imagenet_fast.training.compile_cache import CompileCache, cache_flags
 from imagenet_fast.training.evaluate import Evaluator
-from imagenet_fast.training.failures import errors_explained
+from imagenet_fast.training.failures import errors_explained, memory_explained
 from imagenet_fast.training.finish import finish
 from imagenet_fast.training.logs.clock import Clock
 from imagenet_fast.training.logs.recorder import Recorder
@@ -95,6 +96,9 @@ def train(
         compile_cache = CompileCache(config)
         check_gpus_are_used(config)
         run = make_run(config, model)
+        images = run.config.batch_size // run.replicas
+        selected = selected_images(run.config, images)
+        stack.enter_context(memory_explained(run.config, images, selected))
         check_same_options(run.config, run.strategy)
         clock = Clock()
         classifier, changes = make_model(run, model)
@@ -103,7 +107,7 @@ def train(
         stack.callback(checkpoints.close)
         if run.chief:
             stack.enter_context(alone_in(config.model_dir))
-        start = restore(run, checkpoints, clock)
+        start = restore(run, classifier, checkpoints, clock)
         if run.chief:
             say_what_begins(run, classifier, start, changes)
             if start.step < start.last_step:
@@ -306,6 +310,7 @@ class _Training:
             "step": self.recorder.step,
             "train_examples": train.examples,
             "train_checksum": train.checksum,
+            **({"teacher_checksum": self.model.teacher.checksum} if self.model.teacher else {}),
             "clock": self.clock.state(),
             **self.recorder.evaluations.state(),
         }

@@ -2,13 +2,14 @@
 
 import contextlib
 import json
+import re
 import socket
 
 import pytest
 import tensorflow as tf
 
-from imagenet_fast import UserError
-from imagenet_fast.training.failures import errors_explained
+from imagenet_fast import Config, UserError
+from imagenet_fast.training.failures import errors_explained, memory_explained
 
 
 def test_user_error_raised_in_a_dataset():
@@ -147,3 +148,63 @@ def test_a_full_disk_of_the_compile_cache():
 def test_other_errors_pass(error):
     with pytest.raises(type(error), match="a bug"), errors_explained(then="begins anew"):
         raise error
+
+
+OOM = "OOM when allocating tensor with shape[256,64,112,112] and type float on GPU:0"
+TWICE = "give --rematerialize=always, for the same in up to a third more time,"
+
+
+@pytest.mark.parametrize(
+    ("changes", "replicas", "advice"),
+    [
+        (
+            {"batch_size": 256},
+            1,
+            f"{TWICE} or begin a new run with --accumulation_steps=2, for 128",
+        ),
+        ({"batch_size": 256}, 4, "--accumulation_steps=2, for 32 instead of 64 of a replica's"),
+        ({"batch_size": 27, "accumulation_steps": 3}, 1, "--accumulation_steps=9, for 3 instead"),
+        ({"batch_size": 7, "rematerialize": "always"}, 1, ": begin a new run with --accumulation_"),
+        ({"batch_size": 6, "mixup_alpha": 0.2}, 1, "--accumulation_steps=2, for 3 instead of 6"),
+        ({"batch_size": 6, "mixup_alpha": 0.2, "accumulation_steps": 3}, 1, f"{TWICE}"),
+        ({"batch_size": 1, "rematerialize": "always"}, 1, ": use smaller images, a smaller net"),
+    ],
+)
+def test_out_of_memory(changes, replicas, advice):
+    config = Config(**changes)
+    images = config.batch_size // replicas
+    with pytest.raises(UserError) as caught, memory_explained(config, images, images):
+        raise tf.errors.ResourceExhaustedError(None, None, f"{OOM}\nmore")
+    assert str(caught.value).startswith(f"a device has run out of memory ({OOM}): ")
+    assert advice in str(caught.value)
+    # The accumulation can be configured.
+    for parts in re.findall(r"accumulation_steps=(\d+)", str(caught.value)):
+        config.replace(accumulation_steps=int(parts))
+
+
+def test_what_is_selected_is_split_too():
+    config = Config(batch_size=64, select_by_loss=0.5625)
+    with pytest.raises(UserError, match="steps=2,"), memory_explained(config, 64, 36):
+        raise tf.errors.ResourceExhaustedError(None, None, OOM)
+
+
+def test_a_full_disk_is_not_memory():
+    error = tf.errors.ResourceExhaustedError(None, None, "/data; No space left on device")
+    with pytest.raises(tf.errors.ResourceExhaustedError), memory_explained(Config(), 1, 1):
+        raise error
+
+
+@pytest.mark.parametrize("xla", [False, True])
+def test_what_tensorflow_says(xla):
+    @tf.function
+    def ones(count):
+        return tf.reduce_max(tf.random.stateless_uniform([count, count], (0, 1)))
+
+    @tf.function(jit_compile=True)
+    def large():
+        return tf.random.stateless_uniform([2**20, 2**20, 16], (0, 1))
+
+    reason = "Out of memory while trying to allocate 64" if xla else "OOM when allocating tensor"
+    message = rf"a device has run out of memory \({reason}.*\): give --rematerialize=always"
+    with pytest.raises(UserError, match=message), memory_explained(Config(), 256, 256):
+        large() if xla else ones(tf.constant(2**22))

@@ -510,7 +510,8 @@ def test_the_readme_has_all_recipes_with_their_batch_size_and_accuracy(path):
 
 
 def test_all_publications_are_tested_here():
-    ours = {"digits", "fashion_mnist", "fine_tune", "fine_tune_digits", "photos"}
+    ours = {"digits", "distill_fashion_mnist", "fashion_mnist", "photos"}
+    ours |= {"fine_tune", "fine_tune_digits"}
     names = {path.stem for path in PATHS}
     cifar = {name for name in names if "cifar10" in name or name.startswith("myrtle")}
     assert names - ours - cifar == set(LENGTHS)

@@ -16,8 +16,8 @@ from imagenet_fast.models.options import ModelOptions
 _WEIGHTS = ("initial_weights", "freeze_through", "whitening_images")
 # The options that a step's memory depends on, besides the images of a replica.
 STEP_OPTIONS = (
-    *("image_size", "num_classes", "accumulation_steps", "precision", "optimizer"),
-    *("ema_decay", "lookahead_every", "mixup_alpha", "cutmix_alpha", "select_by_loss"),
+    *("image_size", "num_classes", "accumulation_steps", "rematerialize", "precision", "optimizer"),
+    *("ema_decay", "lookahead_every", "mixup_alpha", "cutmix_alpha", "select_by_loss", "teacher"),
     *("all_reduce", "all_reduce_group", "all_reduce_dtype"),
     *(name for name in ModelOptions.__annotations__ if name not in _WEIGHTS),
 )

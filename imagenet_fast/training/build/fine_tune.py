@@ -140,9 +140,9 @@ def load_initial_weights(
         elif (path / "saved_model.pb").is_file():
             weights, labels = _read_export(path, network)
         elif (path / CONFIG_FILE).is_file():
-            run = _run_in(path)
+            run = run_in(path, "initial_weights")
             _warn_of_another_network(config, run)
-            arrays, labels = _read_run(run, rebuild)
+            arrays, labels = read_run(run, rebuild)
             weights = _by_layer(arrays)
         elif path.exists():
             raise UserError(f"initial_weights: {path} is neither {_SOURCES}")
@@ -178,7 +178,7 @@ def _load_of_library(
     if (path / PRESET_WEIGHTS).is_file():
         arrays, headless = _named(preset_weights(path)), True
     elif (path / CONFIG_FILE).is_file():
-        arrays, labels = _read_run(_run_in(path), rebuild)
+        arrays, labels = read_run(run_in(path, "initial_weights"), rebuild)
     elif path.suffix == ".keras":
         arrays = _named(load(path).weights)
     elif path.name.endswith(".weights.h5") and config.model.startswith("keras:"):
@@ -214,7 +214,7 @@ def _set_in_order(
     variables: list[tf.Variable] = []
     values: list[np.ndarray] = []
     others = itertools.chain(source, itertools.repeat(("nothing", np.zeros(()))))
-    for variable, (full_name, value) in zip(filter(_is_floating, network.weights), others):
+    for variable, (full_name, value) in zip(filter(is_floating, network.weights), others):
         if id(variable) in last or (headless and len(values) == len(source)):
             break
         own, shape = name_of(variable), tuple(variable.shape)
@@ -237,13 +237,23 @@ def _role(name: str) -> str:
     return re.sub(r"_\d+$", "", name.rpartition("/")[2])
 
 
-def _run_in(path: Path) -> Config:
-    """Returns the configuration of a run whose network is no code."""
+def run_in(path: Path, option: str) -> Config:
+    """Returns the configuration of a run whose network is no code.
+
+    Args:
+      path: its directory.
+      option: that names it.
+
+    Raises:
+      UserError: if there is none, or its network is code.
+    """
     run = stored_config(str(path))
     if is_custom(run.model):
         raise UserError(
-            f"initial_weights: the network of the run in {path} is code, {run.model}: load "
-            "its weights in the function that makes your network"
+            f"{option}: the network of the run in {path} is code, {run.model}, which no file may "
+            "name"
+            + ": load its weights in the function that makes your network"
+            * (option == "initial_weights")
         )
     return run.replace(pretrained=False, freeze_through="")
 
@@ -259,10 +269,15 @@ def _warn_of_another_network(config: Config, run: Config) -> None:
         )
 
 
-def _read_run(
+def read_run(
     run: Config, rebuild: Callable[[Config, Sequence[str]], Classifier]
 ) -> tuple[NamedArrays, tuple[str, ...]]:
-    """Returns the (moving-average) weights of a run's last checkpoint, and its classes."""
+    """Returns the (moving-average) weights of a run's last checkpoint, and its classes.
+
+    Args:
+      run: of :func:`run_in`.
+      rebuild: builds a model from a configuration and class names.
+    """
     with no_larger_than(checkpoint_of(run.model_dir)):
         model = rebuild(run.on_one_device(), read_labels(run.model_dir))
     restore_weights(model, run.model_dir)
@@ -288,10 +303,11 @@ def _read_export(path: Path, network: keras.Model) -> tuple[Weights, tuple[str, 
 
 def _named(variables: Iterable[tf.Variable]) -> NamedArrays:
     """Returns the names and values of weights, without states of random layers and counts."""
-    return [(name_of(own), own.numpy()) for own in variables if _is_floating(own)]
+    return [(name_of(own), own.numpy()) for own in variables if is_floating(own)]
 
 
-def _is_floating(variable: tf.Variable) -> bool:
+def is_floating(variable: tf.Variable) -> bool:
+    """Returns whether a variable is a weight, not a state or a count."""
     return tf.as_dtype(variable.dtype).is_floating
 
 

@@ -49,11 +49,13 @@ from imagenet_fast.training.build.network import (
 from imagenet_fast.training.build.optimizer import build_optimizer
 from imagenet_fast.training.build.schedule import build_schedule, warn_of_short_run
 from imagenet_fast.training.build.selection import build_selection, check_selection, selected_images
+from imagenet_fast.training.build.teacher import build_teacher
 from imagenet_fast.training.build.whitening import whiten
 from imagenet_fast.training.run import Run, make_run
 from imagenet_fast.training.step.classifier import Classifier
 from imagenet_fast.training.step.losses import Focus, start_at_equal_probabilities
 from imagenet_fast.training.step.mix import Mixer
+from imagenet_fast.training.step.rematerialization import Rematerialization
 
 _MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 # Strategies under which Keras 2 scales the loss (strategy_supports_loss_scaling of its
@@ -129,9 +131,14 @@ def build(
     starts_trained = bool(config.initial_weights) or config.pretrained
     if starts_trained and not restored:
         say(load_initial_weights(classifier, build_classifier))
+    if config.teacher:
+        classifier.teacher = build_teacher(config, info.labels, strategy, build_classifier)
     with classifier.distribute_strategy.scope():
         if classifier.mixer is not None:
             _check_mixer(config)
+        if config.rematerialize == "always" and config.pipeline_stages == 1:
+            with precision_policy(config.precision):
+                classifier.rematerialization = Rematerialization(network_of(classifier))
         classifier.class_weights = make_class_weights(config, info)
         classifier.steps_per_epoch = run.steps_per_epoch
         classifier.epochs = max(1, round(run.total_steps / run.steps_per_epoch))

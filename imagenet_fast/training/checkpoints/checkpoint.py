@@ -353,6 +353,7 @@ class _Saved(TypedDict, total=False):
     evaluations_since_best: Count
     train_examples: Count
     train_checksum: str
+    teacher_checksum: Count
 
 
 class _State(tf.train.experimental.PythonState):

@@ -106,17 +106,10 @@ class ReplicatedModel(keras.Model):
         return [shadow for shadow in (self.weight_average, self.lookahead) if shadow is not None]
 
     def _statistics(self) -> list[Any]:
-        """Returns the moving averages of batch norm."""
-        return [
-            variable
-            for layer in layers_in(self)
-            if isinstance(layer, keras.layers.BatchNormalization)
-            for variable in (layer.moving_mean, layer.moving_variance)
-        ]
+        return statistics_in(self)
 
     def _states(self) -> list[Any]:
-        """Returns what a forward pass in training changes: averages and random layers' states."""
-        return [*self._statistics(), *seed_states(self)]
+        return states_in(self)
 
     def _average_statistics_in_replica(self) -> None:
         statistics = self._statistics()
@@ -124,3 +117,18 @@ class ReplicatedModel(keras.Model):
             context = tf.distribute.get_replica_context()
             means = context.all_reduce(tf.distribute.ReduceOp.MEAN, local_values(statistics))
             assign_local(statistics, means)
+
+
+def statistics_in(network: keras.layers.Layer) -> list[Any]:
+    """Returns the moving averages of batch norm in a network."""
+    return [
+        variable
+        for layer in layers_in(network)
+        if isinstance(layer, keras.layers.BatchNormalization)
+        for variable in (layer.moving_mean, layer.moving_variance)
+    ]
+
+
+def states_in(network: keras.layers.Layer) -> list[Any]:
+    """Returns what a forward pass in training changes: averages and random layers' states."""
+    return [*statistics_in(network), *seed_states(network)]

@@ -27,6 +27,7 @@ from imagenet_fast.optimizers.slots import make_slots
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.programs import sum_of
 from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
+from imagenet_fast.training.step.distillation import Teacher
 from imagenet_fast.training.step.error_analysis import Predictions
 from imagenet_fast.training.step.losses import Focus, class_probabilities, image_losses
 from imagenet_fast.training.step.metric_sums import (
@@ -37,6 +38,7 @@ from imagenet_fast.training.step.metric_sums import (
 )
 from imagenet_fast.training.step.micro_batches import micro_batches
 from imagenet_fast.training.step.mix import Mixer
+from imagenet_fast.training.step.rematerialization import Rematerialization
 from imagenet_fast.training.step.replicated_model import ReplicatedModel
 from imagenet_fast.training.step.scores import Scores
 from imagenet_fast.training.step.selection import Selection
@@ -92,6 +94,8 @@ class TrainingStep(ReplicatedModel):
       class_weights: of the training loss, float64 [classes]; None: 1.
       class_numbers: the class of each label, of data with other numbers for the classes than the
         model; None: the label.
+      rematerialization: of the network's activations; None: they are stored.
+      teacher: whose outputs are learned instead of labels; None: labels.
       competing: the classes among which alone ``test_step`` evaluates, whose labels are their
         indices here; None: all.
     """
@@ -137,6 +141,8 @@ class TrainingStep(ReplicatedModel):
         self.validation_images: ImagesOnDevice | None = None
         self.class_weights: np.ndarray | None = None
         self.class_numbers: Sequence[int] | None = None
+        self.rematerialization: Rematerialization | None = None
+        self.teacher: Teacher | None = None
         self.competing: Sequence[int] | None = None
         self.metric_sums = MetricSums()
         self.all_reduce: AllReduce | StageAllReduce | None = None
@@ -356,7 +362,7 @@ class TrainingStep(ReplicatedModel):
     def _draws(self) -> list[Any]:
         """Returns the states of all that draws random numbers in a forward pass."""
         unseeded = self.unseeded_draws
-        return [*seed_states(self), *(unseeded.states if unseeded is not None else [])]
+        return [*seed_states(self), *([] if unseeded is None else [unseeded.state])]
 
     def update(self, gradients: Tensors) -> None:
         """Updates the weights and their shadow weights; to be called in a replica.
@@ -454,26 +460,47 @@ class TrainingStep(ReplicatedModel):
         images, *mixed = self._mixed(
             self.replicas_together, images, labels, weights, *random_numbers
         )
-        with micro_batch.logical_replica(logical), tf.GradientTape() as tape:
-            logits = self(images, training=True)
-            losses = self._training_losses(logits, labels, *mixed)
-            loss = tf.reduce_sum(losses * weights) / global_batch
-            if self.losses:  # regularization: each micro-batch adds its part
-                loss += sum_of(self.losses) / (replicas * self._micro_batches)
-            loss = self._scaled(loss)
-        gradients = tape.gradient(loss, self.trainable_variables)
+        parts = replicas * self._micro_batches
+        with micro_batch.logical_replica(logical):
+            if self.rematerialization is None:
+                with tf.GradientTape() as tape:
+                    logits = self(images, training=True)
+                    losses = self._training_losses(logits, labels, *mixed)
+                    loss = tf.reduce_sum(losses * weights) / global_batch
+                    if self.losses:  # regularization: each micro-batch adds its part
+                        loss += sum_of(self.losses) / parts
+                    loss = self._scaled(loss)
+                gradients = tape.gradient(loss, self.trainable_variables)
+            else:
+
+                def loss_of(logits: tf.Tensor) -> tf.Tensor:
+                    losses = self._training_losses(logits, labels, *mixed)
+                    return self._scaled(tf.reduce_sum(losses * weights) / global_batch)
+
+                gradients, logits = self.rematerialization.gradients(
+                    self._normalized(images),
+                    loss_of,
+                    self._scaled(tf.constant(1 / parts)),
+                    self.trainable_variables,
+                    [] if self.unseeded_draws is None else [self.unseeded_draws.state],
+                )
+                losses = self._training_losses(logits, labels, *mixed)
         self._check_gradients(gradients)
         return gradients, batch_sums(logits, losses, labels, weights)
 
     def _mixed(self, count: int, *batch: tf.Tensor) -> Tensors:
-        """Returns the images of a batch of ``count`` micro-batches, and what mixing them gave."""
-        if self.mixer is None:
-            return [batch[0]]
-        if count == 1:
-            return list(self.mixer.mix(*batch))
-        parts = zip(*map(tf.unstack, micro_batches(batch, count)))
-        mixes = [self.mixer.mix(*part) for part in parts]
-        return [tf.concat(tensors, axis=0) for tensors in zip(*mixes)]
+        """Returns the images of ``count`` micro-batches, mixed, and what takes their labels' place.
+
+        That is the partners' labels and the fractions, or the teacher's logits of these images.
+        """
+        images, *targets = batch[:1]
+        if self.mixer is not None:
+            parts: Any = [batch]
+            if count > 1:
+                parts = zip(*map(tf.unstack, micro_batches(batch, count)))
+            mixes = [self.mixer.mix(*part) for part in parts]
+            images, *targets = (tf.concat(tensors, axis=0) for tensors in zip(*mixes))
+        return [images, *([self.teacher.logits(images)] if self.teacher is not None else targets)]
 
     def _check_gradients(self, gradients: Sequence[tf.Tensor | None]) -> None:
         pairs = zip(gradients, self.trainable_variables)
@@ -528,6 +555,8 @@ class TrainingStep(ReplicatedModel):
     def _training_losses(
         self, logits: tf.Tensor, labels: tf.Tensor, *mixed: tf.Tensor
     ) -> tf.Tensor:
+        if self.teacher is not None:
+            return self.teacher.losses(logits, *mixed)
         return image_losses(
             logits,
             labels,
