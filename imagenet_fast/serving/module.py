@@ -151,8 +151,10 @@ class ServingModule(tf.Module):
         self.has_features = head is not None
         if head is not None:
             network = keras.Model(network.inputs, [*network.outputs, head.input])
-        normalized = model.get_layer("normalize")(model.input)
-        whole = keras.Model(model.inputs, network(normalized, **NOT_TRAINING))
+        # Of floats, from which int8 files are made.
+        inputs = keras.Input(model.input.shape[1:], dtype="float32")
+        normalized = model.get_layer("normalize")(inputs)
+        whole = keras.Model(inputs, network(normalized, **NOT_TRAINING))
         # In a lambda: a SavedModel holds functions of every layer of a Keras model in an attribute.
         self._network = lambda pixels: mean_over_views(
             lambda view: whole(view, training=False), pixels, model.views
@@ -283,7 +285,7 @@ class ServingModule(tf.Module):
         return json.dumps(values, ensure_ascii=False)
 
     def _classify_pixels(self, pixels: tf.Tensor) -> Tensors:
-        logits, *features = tf.nest.flatten(self._network(pixels))
+        logits, *features = tf.nest.flatten(self._network(tf.cast(pixels, tf.float32)))
         if self._temperature != 1:
             logits = tf.cast(logits, tf.float32) / self._temperature
         outputs = {"probabilities": class_probabilities(logits, self._loss)}
