@@ -139,7 +139,8 @@ def _check(flags: CommandFlags, paths: Mapping[str, str], files: Mapping[str, st
         )
     for name, least in _LEAST.items():
         if flags[name] < least:
-            raise UserError(f"{name} is {flags[name]}, but must be at least {least}")
+            rule = "be positive" if least else "not be negative"
+            raise UserError(f"{name} is {flags[name]}, but must {rule}")
     if flags["opset"] and not any(name.startswith("onnx") for name in files):
         raise UserError("opset is of ONNX files: give --onnx or --onnx_int8, too")
     if flags["compare"] and not (files and all(map(is_local, files.values()))):

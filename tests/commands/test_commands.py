@@ -104,6 +104,23 @@ def test_help_of_train_has_what_a_newcomer_needs_and_a_way_to_the_rest(capsys):
             ["export", "--saved_model=x", "--checkpoint=first"],
             "checkpoint='first' does not exist; choose from last, best",
         ),
+        (["export", "--onnx=x", "--opset=-1"], "opset is -1, but must not be negative"),
+        (
+            ["export", "--tflite=x", "--opset=15"],
+            "opset is of ONNX files: give --onnx or --onnx_int8",
+        ),
+        (
+            ["export", "--tflite_int8=x", "--calibration_images=0"],
+            "calibration_images is 0, but must be positive",
+        ),
+        (
+            ["export", "--saved_model=x", "--compare=y"],
+            "compare runs ONNX and TFLite files of this",
+        ),
+        (
+            ["export", "--onnx=gs://x/y", "--compare=y"],
+            "compare runs ONNX and TFLite files of this",
+        ),
         (["export", "--saved_model=x", "--temperature=0"], "temperature is '0', but must be a pos"),
         (["export", "--saved_model=x", "--temperature=hot"], "must be a positive number or auto"),
         (["export", "--saved_model=x", "--temperature=inf"], "must be a positive number or auto"),
