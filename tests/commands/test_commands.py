@@ -18,7 +18,8 @@ from imagenet_fast.__main__ import main
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.files import write_file
 from imagenet_fast.base.notices import warn_once
-from imagenet_fast.commands.train import _MAIN_OPTIONS
+from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.commands.train import _MAIN_OPTIONS, _say_of_default_batch_norms
 from imagenet_fast.config import Config, option_names
 
 
@@ -409,3 +410,30 @@ def test_python_extends_the_run_in_its_model_dir(tmp_path):
     assert Config.from_flagfile("digits", duration="6 epochs", **changes) == run
     chosen = Config.from_flagfile("digits", duration="12 epochs", decay_at="9 epochs", **changes)
     assert chosen.decay_at == (Duration(9, "epochs"),)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "said"),
+    [
+        (
+            "keras:MobileNetV2",
+            {"batch_norm_momentum": 0.9},
+            ["--batch_norm_momentum=0.9 is the def"],
+        ),
+        (
+            "my_module:build",
+            {"batch_norm_epsilon": 1e-5},
+            ["--batch_norm_epsilon=1e-05 is the def"],
+        ),
+        ("my_module:build", {"batch_norm_momentum": 0.95}, []),
+        ("resnet8", {"batch_norm_momentum": 0.9}, []),
+        ("keras:MobileNetV2", {}, []),
+    ],
+)
+def test_a_default_that_cannot_change_the_batch_norms_of_a_network(model, given, said, capfd):
+    flags = CommandFlags("train", option_names())
+    flags.parse([f"--model={model}", *(f"--{name}={value}" for name, value in given.items())])
+    _say_of_default_batch_norms(Config.from_changes(flags.changes()), flags.given())
+    lines = capfd.readouterr().err.splitlines()
+    assert [line[: len(text)] for line, text in zip(lines, said)] == said
+    assert len(lines) == len(said)

@@ -190,6 +190,17 @@ def test_exported_models_predict_from_the_thresholds_on(run, data, tmp_path):
     assert 0 < seen < 10 * CLASSES
 
 
+def test_exported_models_of_python_have_thresholds(config, tmp_path, capfd):
+    """Those of 1/2, because no evaluation has chosen any."""
+    directory = export(build_model(config, model=network), tmp_path / "model")
+    outputs = tf.saved_model.load(directory).signatures["serving_default"].structured_outputs
+    assert outputs["thresholds"].shape[1] == outputs["classes"].shape[1] == CLASSES
+    assert "no evaluation: its thresholds are 0.5, not those with" in capfd.readouterr().err
+    file = str(pathlib.Path(config.data_dir).parent / "96.png")
+    (answer,) = predict(directory, [file])
+    assert all(own["threshold"] == 0.5 for own in answer["predictions"])
+
+
 def test_files_in_int8_of_several_labels(run, tmp_path):
     """Their thresholds are in the file, and mean average precision is what scikit-learn says."""
     _, config = run
