@@ -45,11 +45,7 @@ _LEAST = {"top_k": 1, "calibration_images": 1, "compare_images": 0, "opset": 0}
 def main(arguments: list[str]) -> int:
     """Exports a checkpoint of a run, and prints the paths of the files."""
     flags = CommandFlags("export", _OPTIONS, of_run=True)
-    flags.define(
-        "saved_model",
-        "",
-        "new directory for a SavedModel that takes encoded images",
-    )
+    flags.define("saved_model", "", "new directory for a SavedModel that takes encoded images")
     for name, (_, text) in _FILES.items():
         flags.define(name, "", text)
     flags.define(
@@ -96,7 +92,7 @@ def main(arguments: list[str]) -> int:
     from imagenet_fast.serving.quantize import calibration_images
 
     config = config_of_run(flags["model_dir"], flags.changes())
-    opset, int8 = flags["opset"] or None, [name for name in files if "int8" in name]
+    opset, calibration = flags["opset"] or None, None
     # Before the first is written.
     for name, path in {**paths, "compare": flags["compare"]}.items():
         if path:
@@ -104,10 +100,9 @@ def main(arguments: list[str]) -> int:
     for name in files:
         if name.startswith("onnx"):
             convert.check_onnx(opset, _FILES[name][0])
-    if flags["compare"]:
+    if flags["compare"] or "tflite_int8" in files:
         convert.check_installed("onnxruntime", "ai_edge_litert")
-    calibration = None
-    if int8:
+    if any("int8" in name for name in files):
         calibration = calibration_images(config_here(flags), flags["calibration_images"])
     temperature = _temperature(flags, checkpoint)
     options: dict[str, Any] = {"checkpoint": checkpoint, "temperature": temperature}
@@ -133,10 +128,8 @@ def main(arguments: list[str]) -> int:
 def _check(flags: CommandFlags, paths: Mapping[str, str], files: Mapping[str, str]) -> None:
     """Checks numbers, and that there are files to write and to compare."""
     if not paths:
-        raise UserError(
-            "give --saved_model, the directory to write, or a file to write: --"
-            + ", --".join(_FILES)
-        )
+        names = ", --".join(_FILES)
+        raise UserError(f"give --saved_model, the directory to write, or a file: --{names}")
     for name, least in _LEAST.items():
         if flags[name] < least:
             rule = "be positive" if least else "not be negative"
@@ -144,9 +137,7 @@ def _check(flags: CommandFlags, paths: Mapping[str, str], files: Mapping[str, st
     if flags["opset"] and not any(name.startswith("onnx") for name in files):
         raise UserError("opset is of ONNX files: give --onnx or --onnx_int8, too")
     if flags["compare"] and not (files and all(map(is_local, files.values()))):
-        raise UserError(
-            "compare runs ONNX and TFLite files of this machine: give --tflite_int8, for example"
-        )
+        raise UserError("compare runs ONNX and TFLite files of this machine: give --tflite, too")
 
 
 def _compare(flags: CommandFlags, files: Mapping[str, str]) -> None:

@@ -46,30 +46,31 @@ def compare_files(
       UserError: if there are no such images, or the data has other classes than the run.
     """
     info = read_info(config)
-    several, results = info.multi_label, {}
+    several = info.multi_label
     numbers = np.array(classes_in_run(config, info.labels, may_be_mapped=False))
     models = _load(files, cpu_cores())
     found: dict[str, list[np.ndarray]] = {name: [] for name in files}
     wanted, first = [], np.zeros(0)
     for pixels, labels in prepared_images(config, "validation", images):
-        first = first if len(first) else pixels[:_TIMED]
+        first = first if len(first) else pixels
         wanted.append(labels if several else numbers[labels])
         for name, predict in models.items():
             scores = predict(pixels)
             found[name].append(scores if several else scores.argmax(axis=1))
     del models  # whose threads would disturb
     seconds = _seconds(files, first)
-    labels = np.concatenate(wanted)
+    results, labels = {}, np.concatenate(wanted)
     for name, path in files.items():
         predicted = np.concatenate(found[name])
-        metrics: dict[str, Any] = multi_label_metrics(predicted, labels) if several else {}
-        if not several:
-            top1 = float((predicted == labels).mean())
-            metrics = {"top1": top1, "top1_interval": interval(top1, len(labels))}
-        size = pathlib.Path(path).stat().st_size
-        milliseconds = 1e3 * statistics.median(seconds[name])
-        about = {"path": path, "bytes": size, "images": len(labels)}
-        results[name] = {**about, **metrics, "ms": milliseconds}
+        top1 = float((predicted == labels).mean())
+        metrics: Mapping[str, Any] = {"top1": top1, "top1_interval": interval(top1, len(labels))}
+        results[name] = {
+            "path": path,
+            "bytes": pathlib.Path(path).stat().st_size,
+            "images": len(labels),
+            **(multi_label_metrics(predicted, labels) if several else metrics),
+            "ms": 1e3 * statistics.median(seconds[name]),
+        }
     return results
 
 

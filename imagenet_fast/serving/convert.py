@@ -23,10 +23,7 @@ from imagenet_fast.base.paths import Path
 from imagenet_fast.config import Config
 from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.serving.module import serving_module
-from imagenet_fast.serving.quantize import (
-    quantized_onnx,
-    tflite_content,
-)
+from imagenet_fast.serving.quantize import quantized_onnx, tflite_content
 from imagenet_fast.training.step.classifier import Classifier
 
 # Name of the model's description in both kinds of files.
@@ -68,8 +65,7 @@ def export_onnx(
 
     Raises:
       UserError: if a library is not installed, there is no checkpoint, ``path`` exists or cannot be
-        written, ONNX lacks an operation of the network or does so in this opset, or calibration
-        images are missing.
+        written, the opset lacks an operation of the network, or calibration images are missing.
     """
     require_choice("precision", precision, _OLDEST_OPSET)
     check_onnx(opset, precision)
@@ -135,19 +131,9 @@ def export_tflite(
 ) -> str:
     """Writes a TFLite file.
 
-    It is also a zip file, in which ``imagenet_fast.json`` has ``labels``, the classes' names, and
-    ``preparation``, the arguments of ``prepare_image`` after the image.
-
-    Args:
-      source: a configuration, whose ``model_dir`` holds a checkpoint, or a model from
-        ``build_model``.
-      path: the file to write; it must not exist.
-      model: the network that was given to ``train``, if it was no function of a module.
-      checkpoint: of the configuration's run: ``last``, or ``best`` with ``keep_best``.
-      temperature: by which logits are divided.
-      precision: ``float32``; ``float16``, of the weights; or ``int8``, of all that TFLite computes
-        in it, with float32 outputs.
-      calibration: for int8, those of :func:`~imagenet_fast.serving.quantize.calibration_images`.
+    It is also a zip file, in which ``imagenet_fast.json`` has what an ONNX file has as metadata.
+    Arguments are those of :func:`export_onnx`. ``precision`` may also be ``float16``, of weights;
+    with ``int8``, what TFLite cannot compute in it is in float32, and outputs are.
 
     Returns:
       ``path``.

@@ -29,10 +29,7 @@ def prepared_images(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields batches of a split's readable images as evaluation prepares them, and their labels.
 
-    Args:
-      config: gives the data.
-      split: ``train`` (not augmented here), ``validation`` or ``test``.
-      count: how many, the first ones of all shards; 0: all.
+    ``count`` of them, the first ones of all shards; 0: all.
 
     Raises:
       UserError: if there are none.
@@ -57,11 +54,7 @@ def prepared_images(
 
 
 def calibration_images(config: Config, count: int = 512) -> np.ndarray:
-    """Returns training images, uint8 [count, size, size, 3], for the scales of int8 activations.
-
-    Args:
-      config: gives the data: the run's, or images like those that will be classified.
-      count: how many, at most.
+    """Returns at most so many training images, uint8 [count, size, size, 3], to calibrate int8 on.
 
     Raises:
       UserError: if there are none.
@@ -79,9 +72,6 @@ def tflite_content(
     """
     function, (spec,) = module.classify_pixels, module.classify_pixels.input_signature
     if precision == "int8":
-        images = _floats(calibration)
-        # The input is then uint8 of scale 1: the pixels.
-        images[0, 0, :2] = [[0], [255]]
         floats = tf.TensorSpec(spec.shape, tf.float32, name=spec.name)
         function = tf.function(function.python_function, input_signature=[floats])
     concrete = function.get_concrete_function()
@@ -91,6 +81,8 @@ def tflite_content(
     if precision == "float16":
         converter.target_spec.supported_types = [tf.float16]
     if precision == "int8":
+        images = _floats(calibration)
+        images[0, 0, :2] = [[0], [255]]  # The input is then uint8 of scale 1: the pixels.
         kinds = tf.lite.OpsSet
         converter.target_spec.supported_ops = [kinds.TFLITE_BUILTINS_INT8, kinds.TFLITE_BUILTINS]
         converter.inference_input_type = tf.uint8
@@ -101,10 +93,8 @@ def tflite_content(
         lacking = re.findall(r"(?:TF Select|Custom) ops: (.+)", str(error))
         if not lacking:
             raise
-        raise UserError(
-            f"TFLite lacks operations of this network: {', '.join(lacking)}; replace the layers "
-            "that use them, or export a SavedModel"
-        ) from None
+        reason = f"TFLite lacks operations of this network: {', '.join(lacking)}; replace the"
+        raise UserError(f"{reason} layers that use them, or export a SavedModel") from None
     if precision == "int8" and (names := _float_operations(content)):
         warn_once(f"the int8 TFLite file computes {', '.join(names)} in float32")
     return content
@@ -126,11 +116,7 @@ def _float_operations(content: bytes) -> list[str]:
 
 
 def quantized_onnx(content: bytes, calibration: np.ndarray | None) -> Any:
-    """Returns the int8 form of an ONNX model that takes ``pixels``, an ``onnx.ModelProto``.
-
-    Raises:
-      UserError: if calibration images are missing.
-    """
+    """Returns the int8 form, an ``onnx.ModelProto``, of an ONNX model that takes ``pixels``."""
     import onnx
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -146,11 +132,9 @@ def quantized_onnx(content: bytes, calibration: np.ndarray | None) -> Any:
         source, result = (pathlib.Path(directory, name) for name in ("float32", "int8"))
         source.write_bytes(content)
         quant_pre_process(source, source, skip_symbolic_shape=True)
-        # Unsigned activations, for which ONNX Runtime has the faster kernels on x86.
-        unsigned = quantization.QuantType.QUInt8
-        quantization.quantize_static(
-            source, result, Reader(), per_channel=True, activation_type=unsigned
-        )
+        # Unsigned activations have the faster kernels on x86.
+        kind = {"per_channel": True, "activation_type": quantization.QuantType.QUInt8}
+        quantization.quantize_static(source, result, Reader(), **kind)
         return onnx.load_model_from_string(result.read_bytes())
 
 
