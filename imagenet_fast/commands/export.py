@@ -130,6 +130,9 @@ def _check(flags: CommandFlags, paths: Mapping[str, str], files: Mapping[str, st
     if not paths:
         names = ", --".join(_FILES)
         raise UserError(f"give --saved_model, the directory to write, or a file: --{names}")
+    given = [*paths.values(), *filter(None, [flags["compare"]])]
+    if len(set(given)) < len(given):
+        raise UserError(f"give each file a name of its own, not {max(given, key=given.count)}")
     for name, least in _LEAST.items():
         if flags[name] < least:
             rule = "be positive" if least else "not be negative"
