@@ -222,8 +222,8 @@ def evaluate(
       ``skipped`` (unreadable images) and ``checkpoint``. With ``per_class`` also ``classes``, a
       dict for each class with its ``name``, ``images``, ``recall`` (its accuracy),
       ``recall_interval``, ``precision`` and ``f1``, None where undefined; and ``confused``, a dict
-      for each of at most 15 pairs of classes with the most mistakes, as of
-      :class:`~imagenet_fast.training.report.figures.Confused`. With
+      for each of at most 15 pairs of classes with the most mistakes: ``label``, ``prediction``,
+      ``images``, ``of`` (the label's images) and ``files``. With
       ``fit_temperature`` the ``temperature``, ``nll`` (the loss without label smoothing),
       ``nll_at_temperature`` and ``ece_at_temperature``. With ``class_map`` ``competing``, the
       number of classes. With ``right_labels`` ``any_label_top1``, ``any_label_top1_interval`` and
