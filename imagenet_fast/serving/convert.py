@@ -14,6 +14,7 @@ import importlib.util
 import io
 import os
 import zipfile
+from typing import Any
 
 import numpy as np
 
@@ -80,6 +81,7 @@ def export_onnx(
             module.classify_pixels,
             input_signature=module.classify_pixels.input_signature,
             opset=opset,
+            custom_op_handlers={"Erfc": (_erfc, [])},
         )
         try:
             onnx.checker.check_model(proto)
@@ -95,6 +97,16 @@ def export_onnx(
     for value in (*proto.graph.input, *proto.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
     return _write(path, proto.SerializeToString())
+
+
+def _erfc(graph: Any, node: Any, name: str, _: Any) -> None:
+    """Writes 1 - erf(x), of exact GELUs, for tf2onnx, which lacks Erfc."""
+    kinds = {"shapes": node.output_shapes, "dtypes": node.output_dtypes}
+    inputs, outputs = list(node.input), list(node.output)
+    graph.remove_node(name)
+    one = graph.make_const(f"{name}/one", np.array(1, np.float32)).output[0]
+    erf = graph.make_node("Erf", inputs, **kinds).output[0]
+    graph.make_node("Sub", [one, erf], name=name, outputs=outputs, **kinds)
 
 
 def check_installed(*modules: str) -> None:

@@ -197,6 +197,15 @@ def test_operation_that_tflite_lacks(tmp_path, precision):
     assert not list(tmp_path.iterdir())
 
 
+def test_exact_gelu_in_onnx(tmp_path):
+    """Keras computes it by erfc, which neither ONNX nor tf2onnx has."""
+    images = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), np.uint8)
+    model = network_with(lambda x: tf.nn.gelu(x) + tf.math.erfc(x / 9))
+    path = export_onnx(model, tmp_path / "model")
+    expected = tf.nn.softmax(model(images, training=False))
+    np.testing.assert_allclose(load_onnx(path, 1)(images), expected, rtol=1e-5)
+
+
 def test_operation_that_onnx_lacks(tmp_path):
     model = network_with(lambda x: tf.math.betainc(tf.abs(x) + 1, tf.abs(x) + 1, tf.sigmoid(x)))
     with pytest.raises(UserError, match=r"ONNX cannot express this network in opset 15: .*Betainc"):
