@@ -58,7 +58,7 @@ class Shot:
 SHOTS = {
     "report.png": Shot("run/report.html", 1015, 806),
     "error_analysis.png": Shot(
-        "run/report.html", 1015, 1200, ("Confusion matrix", "Most confused classes", "Classes")
+        "run/report.html", 1015, 1600, ("Confusion matrix", "Most confused classes", "Classes")
     ),
     "data.png": Shot("data/data.html", 1015, 900),
 }

@@ -118,6 +118,11 @@ def main(arguments: list[str]) -> int:
         print(line)
     if flags["per_class"]:
         print(f"\n{_table(result['classes'])}")
+        if result.get("confused"):
+            lines = map(
+                "{label} predicted as {prediction}: {images} of {of}".format_map, result["confused"]
+            )
+            print("\nmost confused:", *lines, sep="\n")
     if flags["predictions"]:
         print(f"\npredictions of {result['examples']} images: {flags['predictions']}")
     return 0

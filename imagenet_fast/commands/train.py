@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import new_path
+from imagenet_fast.base.notices import say
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names, run_in
 from imagenet_fast.distribute.quiet import import_tensorflow
+from imagenet_fast.models.options import MODEL_NAMES
 from imagenet_fast.training.checkpoints.config_file import as_begun
 from imagenet_fast.training.compile_cache import cache_flags
 from imagenet_fast.training.options import metric_text
@@ -70,6 +73,7 @@ def main(arguments: list[str]) -> int:
         new_path(flags["saved_model"], "leave out --saved_model")
     config.warn_of_unused_warmup(flags.given())
     config = as_begun(config)
+    _say_of_default_batch_norms(config, flags.given())
     import_tensorflow(cache_flags(config))
 
     from imagenet_fast.distribute.strategy import make_strategy
@@ -98,6 +102,17 @@ def main(arguments: list[str]) -> int:
             f"{summary['images_per_second']:.0f} images/s; {config.model_dir}/report.html"
         )
     return 0
+
+
+def _say_of_default_batch_norms(config: Config, given: Collection[str]) -> None:
+    """Says if an option is given that cannot change a network which is not this package's."""
+    for name in ("batch_norm_momentum", "batch_norm_epsilon"):
+        value = getattr(config, name)
+        if name in given and value == getattr(Config, name) and config.model not in MODEL_NAMES:
+            say(
+                f"--{name}={value:g} is the default, with which the layers of {config.model} keep "
+                f"their own; --{name}={value * 1.001:.6g} sets it"
+            )
 
 
 def _how_to_resume(config: Config) -> str:

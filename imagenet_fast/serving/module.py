@@ -17,6 +17,7 @@ from imagenet_fast.base.keras_2 import NOT_TRAINING, name_of, tensorflow_variabl
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.config import Config
 from imagenet_fast.data import decode, headers
+from imagenet_fast.data.info import read_info
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.preparation import Preparation
 from imagenet_fast.models import network_of
@@ -95,6 +96,8 @@ def serving_module(
         averaged = classifier.averaged_weights()
     else:
         classifier = build_classifier(config, labels, custom)
+        if config.loss != "cross_entropy" and read_info(config).multi_label:
+            thresholds = _default_thresholds("a model of Python has no evaluation", labels)
         with source.evaluated_weights():
             classifier.set_weights(source.get_weights())
     with averaged:
@@ -108,12 +111,13 @@ def _thresholds(directory: str, checkpoint: str, labels: Sequence[str]) -> list[
     """Returns the thresholds of a run whose images have several labels; None: it is another run."""
     thresholds = thresholds_of(directory, checkpoint, labels)
     if thresholds is None and read_thresholds(directory):
-        warn_once(
-            f"{checkpoint} was not evaluated in training: its thresholds are {DEFAULT_THRESHOLD}, "
-            "not those with the highest F1"
-        )
-        return [DEFAULT_THRESHOLD] * len(labels)
+        return _default_thresholds(f"{checkpoint} was not evaluated in training", labels)
     return thresholds
+
+
+def _default_thresholds(reason: str, labels: Sequence[str]) -> list[float]:
+    warn_once(f"{reason}: its thresholds are {DEFAULT_THRESHOLD}, not those with the highest F1")
+    return [DEFAULT_THRESHOLD] * len(labels)
 
 
 class ServingModule(tf.Module):
@@ -151,8 +155,10 @@ class ServingModule(tf.Module):
         self.has_features = head is not None
         if head is not None:
             network = keras.Model(network.inputs, [*network.outputs, head.input])
-        normalized = model.get_layer("normalize")(model.input)
-        whole = keras.Model(model.inputs, network(normalized, **NOT_TRAINING))
+        # Of floats, from which int8 files are made.
+        inputs = keras.Input(model.input.shape[1:], dtype="float32")
+        normalized = model.get_layer("normalize")(inputs)
+        whole = keras.Model(inputs, network(normalized, **NOT_TRAINING))
         # In a lambda: a SavedModel holds functions of every layer of a Keras model in an attribute.
         self._network = lambda pixels: mean_over_views(
             lambda view: whole(view, training=False), pixels, model.views
@@ -283,7 +289,7 @@ class ServingModule(tf.Module):
         return json.dumps(values, ensure_ascii=False)
 
     def _classify_pixels(self, pixels: tf.Tensor) -> Tensors:
-        logits, *features = tf.nest.flatten(self._network(pixels))
+        logits, *features = tf.nest.flatten(self._network(tf.cast(pixels, tf.float32)))
         if self._temperature != 1:
             logits = tf.cast(logits, tf.float32) / self._temperature
         outputs = {"probabilities": class_probabilities(logits, self._loss)}

@@ -35,6 +35,7 @@ from imagenet_fast.training.logs.logger import Logger
 from imagenet_fast.training.logs.recorder import check_evaluated
 from imagenet_fast.training.program import Program
 from imagenet_fast.training.report.class_metrics import class_metrics
+from imagenet_fast.training.report.figures import most_confused
 from imagenet_fast.training.report.multi_label import (
     DEFAULT_THRESHOLD,
     f1_scores,
@@ -220,7 +221,9 @@ def evaluate(
       intervals, low and high), ``loss``, ``ece`` (expected calibration error), ``examples``,
       ``skipped`` (unreadable images) and ``checkpoint``. With ``per_class`` also ``classes``, a
       dict for each class with its ``name``, ``images``, ``recall`` (its accuracy),
-      ``recall_interval``, ``precision`` and ``f1``, None where undefined. With
+      ``recall_interval``, ``precision`` and ``f1``, None where undefined; and ``confused``, a dict
+      for each of at most 15 pairs of classes with the most mistakes: ``label``, ``prediction``,
+      ``images``, ``of`` (the label's images) and ``files``. With
       ``fit_temperature`` the ``temperature``, ``nll`` (the loss without label smoothing),
       ``nll_at_temperature`` and ``ece_at_temperature``. With ``class_map`` ``competing``, the
       number of classes. With ``right_labels`` ``any_label_top1``, ``any_label_top1_interval`` and
@@ -332,6 +335,7 @@ def evaluate(
             if per_class:
                 classes = class_metrics(analysis.confusion, labels)
                 result["classes"] = [row._asdict() for row in classes]
+                result["confused"] = [row._asdict() for row in most_confused(analysis, labels)]
             if right is not None:
                 result |= _any_label(images, right)
             if predictions_file is not None and run.chief:

@@ -188,6 +188,8 @@ def right_labels_of(
     missing = [name for name in names if name not in by_name]
     if missing:
         raise UserError(f"right_labels: {path} has no list for {_some(missing)}")
+    if not any(by_name[name] for name in names):
+        raise UserError(f"right_labels: {path} has no right label of any image")
     return [by_name[name] for name in names]
 
 

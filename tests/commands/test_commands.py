@@ -18,7 +18,8 @@ from imagenet_fast.__main__ import main
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.files import write_file
 from imagenet_fast.base.notices import warn_once
-from imagenet_fast.commands.train import _MAIN_OPTIONS
+from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.commands.train import _MAIN_OPTIONS, _say_of_default_batch_norms
 from imagenet_fast.config import Config, option_names
 
 
@@ -103,6 +104,24 @@ def test_help_of_train_has_what_a_newcomer_needs_and_a_way_to_the_rest(capsys):
         (
             ["export", "--saved_model=x", "--checkpoint=first"],
             "checkpoint='first' does not exist; choose from last, best",
+        ),
+        (["export", "--onnx=x", "--compare=x"], "give each file a name of its own, not x"),
+        (["export", "--onnx=x", "--opset=-1"], "opset is -1, but must not be negative"),
+        (
+            ["export", "--tflite=x", "--opset=15"],
+            "opset is of ONNX files: give --onnx or --onnx_int8",
+        ),
+        (
+            ["export", "--tflite_int8=x", "--calibration_images=0"],
+            "calibration_images is 0, but must be positive",
+        ),
+        (
+            ["export", "--saved_model=x", "--compare=y"],
+            "compare runs ONNX and TFLite files of this",
+        ),
+        (
+            ["export", "--onnx=gs://x/y", "--compare=y"],
+            "compare runs ONNX and TFLite files of this",
         ),
         (["export", "--saved_model=x", "--temperature=0"], "temperature is '0', but must be a pos"),
         (["export", "--saved_model=x", "--temperature=hot"], "must be a positive number or auto"),
@@ -392,3 +411,30 @@ def test_python_extends_the_run_in_its_model_dir(tmp_path):
     assert Config.from_flagfile("digits", duration="6 epochs", **changes) == run
     chosen = Config.from_flagfile("digits", duration="12 epochs", decay_at="9 epochs", **changes)
     assert chosen.decay_at == (Duration(9, "epochs"),)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "said"),
+    [
+        (
+            "keras:MobileNetV2",
+            {"batch_norm_momentum": 0.9},
+            ["--batch_norm_momentum=0.9 is the def"],
+        ),
+        (
+            "my_module:build",
+            {"batch_norm_epsilon": 1e-5},
+            ["--batch_norm_epsilon=1e-05 is the def"],
+        ),
+        ("my_module:build", {"batch_norm_momentum": 0.95}, []),
+        ("resnet8", {"batch_norm_momentum": 0.9}, []),
+        ("keras:MobileNetV2", {}, []),
+    ],
+)
+def test_a_default_that_cannot_change_the_batch_norms_of_a_network(model, given, said, capfd):
+    flags = CommandFlags("train", option_names())
+    flags.parse([f"--model={model}", *(f"--{name}={value}" for name, value in given.items())])
+    _say_of_default_batch_norms(Config.from_changes(flags.changes()), flags.given())
+    lines = capfd.readouterr().err.splitlines()
+    assert [line[: len(text)] for line, text in zip(lines, said)] == said
+    assert len(lines) == len(said)

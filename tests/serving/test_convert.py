@@ -190,7 +190,9 @@ def test_no_run(kind, config, tmp_path):
 
 def test_without_tf2onnx(config, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tf2onnx", None)
-    with pytest.raises(UserError, match=r"need tf2onnx .*`pip install -e '\.\[serving\]'`"):
+    with pytest.raises(
+        UserError, match=r"this export needs tf2onnx: `pip install -e '\.\[serving\]'`"
+    ):
         export_onnx(config, tmp_path / "model.onnx")
 
 

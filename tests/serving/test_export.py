@@ -421,7 +421,7 @@ def test_nothing_is_written_if_another_format_cannot_be(
     onnx.unlink()
     monkeypatch.setitem(sys.modules, "tf2onnx", None)
     assert commands.run([*arguments, f"--onnx={onnx}"]) == 2
-    assert "ONNX files need tf2onnx" in capsys.readouterr().err
+    assert "this export needs tf2onnx" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

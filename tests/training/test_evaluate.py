@@ -13,6 +13,7 @@ import pytest
 import scipy.optimize
 import scipy.special
 import tensorflow as tf
+from sklearn.metrics import confusion_matrix
 from small_network import small_network
 
 from imagenet_fast import (
@@ -418,13 +419,22 @@ def test_command_prints_the_metrics_of_each_class(config, saved, capfd, monkeypa
     monkeypatch.setattr("imagenet_fast.commands.evaluate._MAX_CLASSES", 4)
     monkeypatch.setattr(evaluation, "evaluate", lambda *_, **__: result)
     assert commands.run(arguments) == 0
-    lines = capfd.readouterr().out.split("\n\n")[1].splitlines()
+    _, table, confused = capfd.readouterr().out.split("\n\n")
+    lines = table.splitlines()
     assert lines[0].split() == ["class", "recall", "95%", "interval", "precision", "F1", "images"]
     recalls = [float(line.split()[1].rstrip("%")) for line in lines[1:5]]
     assert recalls == sorted(recalls)
     assert lines[5] == "... and 6 more; --json has all"
     assert lines[6].startswith("mean of the classes")
     assert lines[6].split()[-1] == "359"
+    first = result["confused"][0]
+    title, worst, *others = confused.splitlines()
+    assert title == "most confused:" and len(others) == len(result["confused"]) - 1
+    assert (
+        worst
+        == f"{first['label']} predicted as {first['prediction']}: {first['images']} of "
+        + str(first["of"])
+    )
 
 
 @pytest.fixture(scope="module")
@@ -676,6 +686,15 @@ def test_data_that_lacks_classes_of_the_run(with_some_classes, saved, on_device,
     recalls = {row["name"]: row["recall"] for row in result["classes"]}
     assert recalls["7"] == pytest.approx((answers[labels == 7] == 7).mean())
     assert recalls["2"] is None
+    # The pairs with the most mistakes, as scikit-learn counts them.
+    mistakes = confusion_matrix(labels, answers, labels=range(10))
+    np.fill_diagonal(mistakes, 0)
+    confused = result["confused"]
+    numbers = [own["images"] for own in confused]
+    assert numbers == sorted(mistakes[mistakes > 0], reverse=True)[:15] and numbers
+    for own in confused:
+        assert own["images"] == mistakes[int(own["label"]), int(own["prediction"])]
+        assert own["of"] == (labels == int(own["label"])).sum()
     if not on_device:
         assert "lacks 6 of the 10 classes of the run in " in capfd.readouterr().err
 

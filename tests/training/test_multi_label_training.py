@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import pathlib
+import zipfile
 
 import numpy as np
 import pytest
@@ -18,7 +19,11 @@ from imagenet_fast.commands.evaluate import _table
 from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.sources import open_source
 from imagenet_fast.serving.answer_files import write_answers
+from imagenet_fast.serving.compare import compare_files
+from imagenet_fast.serving.convert import export_tflite
 from imagenet_fast.serving.predict import predict
+from imagenet_fast.serving.quantize import calibration_images, prepared_images
+from imagenet_fast.serving.runtimes import tflite
 from imagenet_fast.training.checkpoints.checkpoint import restore_weights
 from imagenet_fast.training.checkpoints.thresholds import FILE, read_thresholds
 from imagenet_fast.training.evaluate import Evaluator
@@ -183,6 +188,37 @@ def test_exported_models_predict_from_the_thresholds_on(run, data, tmp_path):
             assert np.abs(own["probability"] - known[:, own["class"]]).min() < 1e-4
         seen += len(labels)
     assert 0 < seen < 10 * CLASSES
+
+
+def test_exported_models_of_python_have_thresholds(config, tmp_path, capfd):
+    """Those of 1/2, because no evaluation has chosen any."""
+    directory = export(build_model(config, model=network), tmp_path / "model")
+    outputs = tf.saved_model.load(directory).signatures["serving_default"].structured_outputs
+    assert outputs["thresholds"].shape[1] == outputs["classes"].shape[1] == CLASSES
+    assert "no evaluation: its thresholds are 0.5, not those with" in capfd.readouterr().err
+    file = str(pathlib.Path(config.data_dir).parent / "96.png")
+    (answer,) = predict(directory, [file])
+    assert all(own["threshold"] == 0.5 for own in answer["predictions"])
+
+
+def test_files_in_int8_of_several_labels(run, tmp_path):
+    """Their thresholds are in the file, and mean average precision is what scikit-learn says."""
+    _, config = run
+    given = {"model": network, "precision": "int8", "calibration": calibration_images(config)}
+    path = export_tflite(config, tmp_path / "model.tflite", **given)
+    about = json.loads(zipfile.ZipFile(path).read("imagenet_fast.json"))
+    thresholds = read_thresholds(config.model_dir)["last"].thresholds
+    assert about["thresholds"] == pytest.approx(list(thresholds.values()))
+    result = compare_files(config, {"tflite_int8": path})["tflite_int8"]
+    batches = zip(*prepared_images(config, "validation"))
+    pixels, labels = (np.concatenate(parts) for parts in batches)
+    probabilities = tflite(path, 1)(pixels)
+    assert result["images"] == len(labels) == 37 and "top1" not in result
+    assert result["map"] == pytest.approx(average_precision_score(labels, probabilities))
+    assert result["f1_micro"] == pytest.approx(
+        f1_score(labels, probabilities >= 0.5, average="micro")
+    )
+    assert result["map"] == pytest.approx(run[0]["map"], abs=0.05)
 
 
 def test_answers_with_several_labels_as_a_table():

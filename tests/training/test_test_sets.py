@@ -121,6 +121,8 @@ def test_as_the_code_of_real(tmp_path):
         ([[0], [3], [1]], "has the label 3, but the model's are 0 to 2"),
         ([[0], [-1], [1]], "has the label -1"),
         ([0, 1, 2], "no JSON list of lists of class numbers"),
+        ([[], [], []], "has no right label of any image"),
+        ({**{file: [] for file in FILES}, "other.JPEG": [1]}, "has no right label of any image"),
         ([[0], [1]], "has 2 lists, but there are 3 images"),
         ({"a_1.JPEG": [0]}, "has no list for 'ILSVRC2012_val_00000002.JPEG', 'ILSVRC2012_val_0"),
     ],

@@ -218,8 +218,8 @@ def check_network(config: Config) -> None:
     if names:
         raise UserError(
             f"the run in {config.model_dir} has other options "
-            f"({_differences(names, run, config)}), and its weights fit only those: start from "
-            f"imagenet_fast.read_config({config.model_dir!r})"
+            f"({_differences(names, run, config)}), and its weights fit only those: leave these "
+            f"options out, or in Python start from imagenet_fast.read_config({config.model_dir!r})"
         )
 
 

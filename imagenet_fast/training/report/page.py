@@ -153,7 +153,10 @@ def _expected(summary: dict[str, Any]) -> str:
         return ""
     files = [text.partition("=")[2] for text in arguments if text.startswith("--flagfile=")]
     lines = []
+    models = [text for text in arguments if text.startswith("--model=")]
     for recipe in filter(None, map(find_recipe, files)):
+        if models and models[-1] != f"--model={Config.from_flagfile(recipe).model}":
+            continue  # The recipe's accuracy is its network's.
         header = read_header(recipe)
         lines += [
             (f"{name} with {header.name}", text)

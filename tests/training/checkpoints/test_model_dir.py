@@ -155,7 +155,8 @@ def test_a_run_with_other_options(config):
 )
 def test_weights_fit_only_the_run_s_network(config, changes, message):
     claim_model_dir(config, LABEL_NAMES)
-    advice = re.escape(f"start from imagenet_fast.read_config('{config.model_dir}')")
+    advice = "leave these options out, or in Python "
+    advice += re.escape(f"start from imagenet_fast.read_config('{config.model_dir}')")
     with pytest.raises(UserError, match=f"has other options .{message}.*{advice}"):
         check_network(config.replace(**changes))
     check_network(

@@ -416,6 +416,22 @@ def test_expected_accuracy_of_the_recipe(flagfile):
     assert reached in text
 
 
+@pytest.mark.parametrize(
+    ("models", "expected"),
+    [
+        ("--model=keras:MobileNetV2", False),
+        ("--model=resnet8", True),  # the recipe's
+        ("--model=resnet18 --model=resnet8", True),
+        ("--model=resnet8 --model=my_module:build", False),
+    ],
+)
+def test_another_network_is_not_expected_to_reach_the_recipe_s_accuracy(models, expected):
+    command = f"imagenet-fast train --flagfile=digits {models}"
+    text = Page(render({**SUMMARY, "command": command}, [], CONFIG)).text
+    assert ("Expected with digits at least 97% top-1" in text) == expected
+    assert ("Expected accuracy" in text) == expected
+
+
 @pytest.mark.parametrize("command", ["train --flagfile=my.flags", "train 'unbalanced", None])
 def test_no_recipe_in_the_command(command):
     assert "Expected accuracy" not in render({**SUMMARY, "command": command}, [], CONFIG)

@@ -224,7 +224,11 @@ def _read(
         text: str | tuple[str, ...]
         if columns[1] is None:
             text = several.flagged(place, flags, values)
-        elif several.separator or isinstance(label, list):
+        elif (
+            several.separator
+            or isinstance(label, list)
+            or (several.allow_unlabelled and values.get(columns[1], 0) is None)
+        ):
             text = several.names(f"{place}: {columns[1]}", label)
         else:
             text = _text(path, number, columns[1], label)

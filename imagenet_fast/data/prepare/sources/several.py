@@ -97,7 +97,7 @@ class SeveralLabels:
             value = value.split(self.separator)
         elif isinstance(value, int) and not isinstance(value, bool) and self.separator:
             value = [value]
-        if value is None and self.separator:
+        if value is None and (self.separator or self.allow_unlabelled):
             value = []
         if not isinstance(value, (list, tuple)):
             raise UserError(f"{place} is {value!r:.{_SHOWN}}, but must be a list of names")

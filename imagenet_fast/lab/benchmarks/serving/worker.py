@@ -24,6 +24,7 @@ import numpy as np
 
 from imagenet_fast.base.worker_process import end_with_parent
 from imagenet_fast.lab.benchmarks.process_memory import memory
+from imagenet_fast.serving.runtimes import onnx, tflite
 
 _TOP = 5
 ENCODED = "encoded"
@@ -83,24 +84,6 @@ def tensorflow_pixels(path: str, threads: int) -> Predict:
     tf, signatures = _saved_model(path, threads)
     classify = signatures["pixels"]
     return lambda pixels: classify(pixels=tf.constant(pixels))["probabilities"].numpy()
-
-
-def onnx(path: str, threads: int) -> Predict:
-    """Loads an ONNX file."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return lambda pixels: session.run(["probabilities"], {"pixels": pixels})[0]
-
-
-def tflite(path: str, threads: int) -> Predict:
-    """Loads a TFLite file."""
-    from ai_edge_litert.interpreter import Interpreter
-
-    classify = Interpreter(path, num_threads=threads).get_signature_runner()
-    return lambda pixels: classify(pixels=pixels)["probabilities"]
 
 
 # Each runtime's module, package, function that reads images and function that loads a model.

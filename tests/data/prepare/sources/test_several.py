@@ -78,6 +78,17 @@ def test_each_layout_gives_the_same_labels(make, text, suffix, options):
     assert not any("of its own" in warning for warning in source.warnings)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_null_in_json_is_no_label(make, first):
+    none = '{"image": "e.png", "labels": null}\n'
+    path = make(none + LISTS if first else LISTS + none, ".jsonl", [*LABELS, "e.png"])
+    source = open_source("list", path, allow_unlabelled=True, holdout=0)
+    items = [source.read("train", index) for index in range(5)]
+    assert {item.filename: item.label for item in items} == {**NUMBERS, "e.png": ()}
+    with pytest.raises(UserError, match="labels is missing, but must be text"):
+        open_source("list", path, holdout=0)
+
+
 @pytest.fixture
 def prepared(make, tmp_path):
     text = "image,label,split\n" + "".join(
