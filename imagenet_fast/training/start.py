@@ -49,12 +49,14 @@ class Start(NamedTuple):
       last_step: those at which the run ends; ``step``: nothing is left to train.
       evaluations: so far.
       data_has_changed: whether the training images have, since the checkpoint.
+      sums: of metrics since the last evaluation; empty: none.
     """
 
     step: int
     last_step: int
     evaluations: Evaluations
     data_has_changed: bool
+    sums: dict[str, float]
 
 
 def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, str]:
@@ -124,7 +126,11 @@ def restore(run: Run, checkpoints: Checkpoints, clock: Clock) -> Start:
     )
     if state is None:
         return Start(
-            0, run.total_steps, Evaluations(best_metric=config.best_metric), data_has_changed=False
+            0,
+            run.total_steps,
+            Evaluations(best_metric=config.best_metric),
+            data_has_changed=False,
+            sums={},
         )
     # Another number of images changes the steps in an epoch, and so the learning rates.
     examples = state.get("train_examples", train.examples)
@@ -141,7 +147,8 @@ def restore(run: Run, checkpoints: Checkpoints, clock: Clock) -> Start:
     last_step = state["step"] if evaluations.reason_to_stop(config) else run.total_steps
     # Checkpoints of earlier versions have no checksum.
     changed = (state.get("train_checksum") or train.checksum) != train.checksum
-    return Start(state["step"], last_step, evaluations, changed)
+    # Earlier versions kept no sums.
+    return Start(state["step"], last_step, evaluations, changed, state.get("sums", {}))
 
 
 def make_loggers(

@@ -343,11 +343,20 @@ class _Evaluation(TypedDict, total=False):
     top1: float
 
 
+class _Sums(TypedDict):
+    loss: float
+    top1: float
+    top5: float
+    examples: float
+    skipped: float
+
+
 class _Saved(TypedDict, total=False):
     """The types of the values in a checkpoint's state; earlier versions lack some."""
 
     step: Count
     clock: _Clock
+    sums: _Sums
     validation: _Evaluation
     best: _Evaluation
     evaluations_since_best: Count
