@@ -8,7 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from imagenet_fast.distribute.one_call import assign_everywhere, assign_local, local_variable, one_call
+from imagenet_fast.distribute.one_call import (
+    assign_everywhere,
+    assign_local,
+    local_variable,
+    one_call,
+)
 
 NAMES = ("loss", "top1", "top5", "examples", "skipped")
 
