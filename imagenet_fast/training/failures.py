@@ -35,6 +35,8 @@ _DEVICE_ERRORS = (
 # Of a program that could not be written: see compile_cache.py.
 _FULL_CACHE = re.compile(r"xla_compile_cache.*No space left", re.DOTALL)
 _LOST_WORKER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+# Of workers between which the network has failed; only their errors have these words.
+_LOST_NETWORK = re.compile(r"CoordinationService|Collective ops is aborted")
 
 
 @contextlib.contextmanager
@@ -67,7 +69,7 @@ def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[N
                 f"{first_line(error)} ({type(error).__name__}); `imagenet-fast doctor` checks the "
                 "devices of this machine"
             ) from error
-        if not isinstance(error, _LOST_WORKER):
+        if not isinstance(error, _LOST_WORKER) and not _LOST_NETWORK.search(error.message):
             raise
         if stage_servers:
             raise UserError(
@@ -75,9 +77,9 @@ def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[N
                 f"({type(error).__name__}); when it runs again, the same command {then}"
             ) from error
         raise UserError(
-            f"{_lost_worker(str(error))} has stopped, and without it this one cannot continue "
-            f"({type(error).__name__}); see its output, then start all workers again: the same "
-            f"command {then}"
+            f"{_lost_worker(str(error))} has stopped or is unreachable, and without it this one "
+            f"cannot continue ({type(error).__name__}); see its output, then start all workers "
+            f"again: the same command {then}"
         ) from error
 
 
