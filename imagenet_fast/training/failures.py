@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from imagenet_fast.base.addresses import unreachable
 from imagenet_fast.base.errors import UserError, first_line
-from imagenet_fast.base.paths import bucket_error
+from imagenet_fast.base.paths import bucket_error, is_local
 from imagenet_fast.distribute.cluster import Cluster
 
 # TensorFlow's message about a UserError raised inside a dataset, by Python or an assertion.
@@ -37,6 +37,42 @@ _FULL_CACHE = re.compile(r"xla_compile_cache.*No space left", re.DOTALL)
 _LOST_WORKER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 # Of workers between which the network has failed; only their errors have these words.
 _LOST_NETWORK = re.compile(r"CoordinationService|Collective ops is aborted")
+# Of a full disk, a file that may not be larger, or missing permissions.
+_UNWRITABLE = (
+    OSError,
+    tf.errors.OutOfRangeError,
+    tf.errors.ResourceExhaustedError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.NotFoundError,
+    tf.errors.UnknownError,
+)
+
+
+@contextlib.contextmanager
+def writing(what: str, path: str, then: str) -> Iterator[None]:
+    """Turns TensorFlow's errors of writing to a disk into :class:`UserError`.
+
+    Those of buckets pass: :func:`errors_explained` explains them.
+
+    Args:
+      what: is written, for the message.
+      path: of what is written.
+      then: what the same command does after the fix.
+
+    Raises:
+      UserError: if it cannot be written, as to a full disk.
+    """
+    try:
+        yield
+    except _UNWRITABLE as error:
+        if not is_local(path):
+            raise
+        # TensorFlow's reason follows the names of a temporary file and an operation.
+        reason = first_line(error).rpartition("; ")[2][-200:]
+        raise UserError(
+            f"{what} {path} cannot be written ({reason}); after fixing that, the same command "
+            f"{then}"
+        ) from error
 
 
 @contextlib.contextmanager
