@@ -30,6 +30,7 @@ import os
 import pathlib
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     from imagenet_fast.base.files import LineFile, whole_lines
 
     tqdm.monitor_interval = 0  # it would be a thread
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and clean up
     given.output_dir.mkdir(parents=True, exist_ok=True)
     log_file = given.output_dir / "log.jsonl"
     log = LineFile(log_file, whole_lines(log_file))
@@ -154,11 +156,11 @@ class _Session:
         given = self._given
         numbers = random.Random(f"{given.seed}-{number}")
         workers, clock = numbers.choice(given.workers), numbers.random() < _CLOCK_RUNS
+        can_jump = "clock" in given.kinds and "clock" not in self._missing
+        clock = can_jump and (clock or given.kinds == ["clock"])
         kinds = kinds_for(given.kinds, workers, clock, self._missing)
-        if clock and not any(FAULTS[kind].needs == "clock" for kind in kinds):
-            clock = False
-        if clock:
-            kinds = [kind for kind in kinds if FAULTS[kind].needs == "clock"] * len(kinds) + kinds
+        if clock:  # Jumps are cheap, and starts are not.
+            kinds += ["clock"] * len(kinds)
         if not kinds:
             raise SystemExit(f"chaos: none of these faults can be played with {workers} workers")
         if workers not in self._expected:
