@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+from imagenet_fast.distribute.waiting import waiting_message
+
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 try:
@@ -83,6 +85,10 @@ def test_kinds_that_a_run_can_have():
     assert not {"kill_one", "partition", "disk_full", "clock"} & set(kinds)
     assert {"kill_all", "stop", "damaged_checkpoint"} <= set(kinds)
     assert "clock" in play.kinds_for(list(faults.FAULTS), workers=1, clock=True, missing=[])
+
+
+def test_a_worker_that_waits_for_another_is_known():
+    assert play._WAITS in waiting_message(["1=127.0.0.1:1"])
 
 
 def test_summary():

@@ -29,6 +29,8 @@ _HUNG_SECONDS = 300
 _NOTICE_SECONDS = 60
 _GRACE_SECONDS = 5
 _MOST_FAULTS = 200
+# What a worker prints that waits for another one.
+_WAITS = "waiting for worker"
 _PORT = 2222
 _TAIL = 4096
 
@@ -327,36 +329,38 @@ class Play:
         """
         scene, begin = self._scene, time.monotonic()
         row = self.rows[-1] if self.rows else {}
+        left: list[int] = []  # that are ended here, as a launcher does
         for _ in _until(_NOTICE_SECONDS):
             if len(self._ended()) == len(scene.workers):
                 break
-        else:
-            running = [n for n, worker in enumerate(scene.workers) if not worker.has_ended()]
+            # TensorFlow waits for workers that have not started; so is one that ended before.
+            if _WAITS in self._output():
+                row["waited"] = True
+                break
+        if len(self._ended()) < len(scene.workers):
+            left = [n for n, worker in enumerate(scene.workers) if not worker.has_ended()]
             self._stop_all(signal.SIGTERM)
-            if not all(scene.workers[n].was_signalled for n in running):
-                row["unnoticed"] = running
         row["ending"] = round(time.monotonic() - begin, 3)
         row["statuses"] = [worker.status for worker in scene.workers]
         if late:
             row["late"] = True
-        output = self._log.read_bytes()[self._read_from :].decode(errors="replace")
         wrong = [
             worker.status
             for n, worker in enumerate(scene.workers)
-            if worker.status not in (0, 2)
-            and not worker.was_signalled
-            and n not in row.get("unnoticed", ())
+            if worker.status not in (0, 2) and not worker.was_signalled and n not in left
         ]
-        if "Traceback" in output:
+        if "Traceback" in self._output():
             raise ProblemError("a traceback in the output")
         if wrong:
             raise ProblemError(f"a worker ended with status {wrong[0]}")
         if late and not self.rows:
             raise ProblemError("the run ended without a fault")
-        if row.get("unnoticed"):
-            raise ProblemError(
-                f"worker {row['unnoticed']} had to be ended after {_NOTICE_SECONDS} s"
-            )
+        if not row.get("waited") and not all(scene.workers[n].was_signalled for n in left):
+            raise ProblemError(f"workers {left} had to be ended after {_NOTICE_SECONDS} s")
+
+    def _output(self) -> str:
+        """Returns what the processes that run now have printed."""
+        return self._log.read_bytes()[self._read_from :].decode(errors="replace")
 
     def _look(self) -> None:
         """Notes for the last faults what was lost, once a step has been taken after them."""
