@@ -71,8 +71,16 @@ class Disk:
 
     def forbid_writing(self) -> None:
         """Makes the disk read-only for files that are not open yet."""
-        _run("mount", "--bind", str(self.folder), str(self.folder))
-        _run("mount", "-o", "remount,bind,ro", str(self.folder))
+        for last in (False, False, False, True):
+            _run("mount", "--bind", str(self.folder), str(self.folder))
+            try:
+                _run("mount", "-o", "remount,bind,ro", str(self.folder))
+                return
+            except subprocess.CalledProcessError:
+                # A process opened a file to write between the two.
+                self.allow_writing()
+                if last:
+                    raise
 
     def allow_writing(self) -> None:
         """Ends :meth:`forbid_writing`."""
