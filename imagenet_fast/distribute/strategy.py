@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -315,7 +317,18 @@ def _multi_worker_strategy(
             ),
         )
     check_same_devices(cluster, strategy)
+    _keep_sigterm()
     return strategy
+
+
+def _keep_sigterm() -> None:
+    """Makes SIGTERM do what it did before TensorFlow's preemption notifier, which ignores it.
+
+    To be called once workers have exchanged something: the notifier takes the signal in a thread.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 @contextlib.contextmanager

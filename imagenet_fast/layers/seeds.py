@@ -75,7 +75,8 @@ def draw_by_replica(network: keras.layers.Layer, again: bool = False) -> None:
             "seed_generator_state",
             [2],
             lambda shape, dtype=None, value=value: tf.constant(value, dtype, shape),
-            dtype="int64",  # which TensorFlow can send to other workers, unlike Keras' uint32
+            # Keras' uint32 cannot be sent to other workers.
+            dtype="int64",
         )
         generator.next = functools.partial(_next_of, generator)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from imagenet_fast.base.addresses import unreachable
 from imagenet_fast.base.errors import UserError, first_line
-from imagenet_fast.base.paths import bucket_error
+from imagenet_fast.base.paths import bucket_error, is_local
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.cluster import Cluster
 
@@ -38,6 +38,44 @@ _DEVICE_ERRORS = (
 _FULL_CACHE = re.compile(r"xla_compile_cache.*No space left", re.DOTALL)
 _OUT_OF_MEMORY = re.compile(r".*(?:\bOOM\b|out of memory|failed to allocate).*", re.IGNORECASE)
 _LOST_WORKER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+# Of workers between which the network has failed; only their errors have these words.
+_LOST_NETWORK = re.compile(r"CoordinationService|Collective ops is aborted")
+# Of a full disk, a file that may not be larger, or missing permissions.
+_UNWRITABLE = (
+    OSError,
+    tf.errors.OutOfRangeError,
+    tf.errors.ResourceExhaustedError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.NotFoundError,
+    tf.errors.UnknownError,
+)
+
+
+@contextlib.contextmanager
+def writing(what: str, path: str, then: str) -> Iterator[None]:
+    """Turns TensorFlow's errors of writing to a disk into :class:`UserError`.
+
+    Those of buckets pass: :func:`errors_explained` explains them.
+
+    Args:
+      what: is written, for the message.
+      path: of what is written.
+      then: what the same command does after the fix.
+
+    Raises:
+      UserError: if it cannot be written, as to a full disk.
+    """
+    try:
+        yield
+    except _UNWRITABLE as error:
+        if not is_local(path):
+            raise
+        # TensorFlow's reason follows the names of a temporary file and an operation.
+        reason = first_line(error).rpartition("; ")[2][-200:]
+        raise UserError(
+            f"{what} {path} cannot be written ({reason}); after fixing that, the same command "
+            f"{then}"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -70,7 +108,7 @@ def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[N
                 f"{first_line(error)} ({type(error).__name__}); `imagenet-fast doctor` checks the "
                 "devices of this machine"
             ) from error
-        if not isinstance(error, _LOST_WORKER):
+        if not isinstance(error, _LOST_WORKER) and not _LOST_NETWORK.search(error.message):
             raise
         if stage_servers:
             raise UserError(
@@ -78,9 +116,9 @@ def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[N
                 f"({type(error).__name__}); when it runs again, the same command {then}"
             ) from error
         raise UserError(
-            f"{_lost_worker(str(error))} has stopped, and without it this one cannot continue "
-            f"({type(error).__name__}); see its output, then start all workers again: the same "
-            f"command {then}"
+            f"{_lost_worker(str(error))} has stopped or is unreachable, and without it this one "
+            f"cannot continue ({type(error).__name__}); see its output, then start all workers "
+            f"again: the same command {then}"
         ) from error
 
 

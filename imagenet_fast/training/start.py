@@ -50,12 +50,14 @@ class Start(NamedTuple):
       last_step: those at which the run ends; ``step``: nothing is left to train.
       evaluations: so far.
       data_has_changed: whether the training images have, since the checkpoint.
+      sums: of metrics since the last evaluation; empty: none.
     """
 
     step: int
     last_step: int
     evaluations: Evaluations
     data_has_changed: bool
+    sums: dict[str, float]
 
 
 def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, list[str]]:
@@ -131,7 +133,11 @@ def restore(run: Run, model: Classifier, checkpoints: Checkpoints, clock: Clock)
     )
     if state is None:
         return Start(
-            0, run.total_steps, Evaluations(best_metric=config.best_metric), data_has_changed=False
+            0,
+            run.total_steps,
+            Evaluations(best_metric=config.best_metric),
+            data_has_changed=False,
+            sums={},
         )
     # Another number of images changes the steps in an epoch, and so the learning rates.
     examples = state.get("train_examples", train.examples)
@@ -154,7 +160,8 @@ def restore(run: Run, model: Classifier, checkpoints: Checkpoints, clock: Clock)
     last_step = state["step"] if evaluations.reason_to_stop(config) else run.total_steps
     # Checkpoints of earlier versions have no checksum.
     changed = (state.get("train_checksum") or train.checksum) != train.checksum
-    return Start(state["step"], last_step, evaluations, changed)
+    # Earlier versions kept no sums.
+    return Start(state["step"], last_step, evaluations, changed, state.get("sums", {}))
 
 
 def make_loggers(

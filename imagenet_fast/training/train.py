@@ -161,8 +161,15 @@ class _Training:
         self.size_changes = [run.steps(until) for _, until in config.sizes_until]
         self.loggers = make_loggers(run, model, start, board, callbacks, self.eval_every)
         self.recorder = Recorder(
-            run, model, clock, self.loggers, start.evaluations, step=start.step
+            run,
+            model,
+            clock,
+            self.loggers,
+            start.evaluations,
+            step=start.step,
+            sums=start.sums,
         )
+        self._resumes_between_evaluations = bool(start.sums)
 
     def train(self) -> dict[str, Any]:
         """Trains to the end and returns the summary."""
@@ -203,7 +210,8 @@ class _Training:
     def _take_steps(self) -> None:
         """The training loop: steps, and between them rows of the log, evaluations, checkpoints."""
         recorder, clock, program = self.recorder, self.clock, None
-        step, last_step, epoch_ends, stops = recorder.step, self.last_step, True, False
+        step, last_step, stops = recorder.step, self.last_step, False
+        epoch_ends = not self._resumes_between_evaluations
         for logger in self.loggers:
             logger.before_training()
         while step < last_step and not stops:
@@ -237,7 +245,7 @@ class _Training:
                     logger.after_epoch()
                 stops = bool(self._reason_to_stop())
             if saves or stops:
-                self._save(step)
+                self._save(step, {} if epoch_ends else self.model.metric_sums.sums())
         for logger in self.loggers:
             logger.after_training()
 
@@ -296,12 +304,17 @@ class _Training:
         """Of the validation images, which there must be."""
         return Evaluator(self.run, self.model, keeps_predictions=self.config.examine)
 
-    def _save(self, step: int) -> None:
-        """Saves a checkpoint: after an evaluation of the same step, which it has then."""
+    def _save(self, step: int, sums: dict[str, float]) -> None:
+        """Saves a checkpoint: after an evaluation of the same step, which it has then.
+
+        Args:
+          step: weight updates so far.
+          sums: of metrics since the last evaluation, unless that is of this step.
+        """
         with self.clock.paused():
             for logger in self.loggers:
                 logger.flush()
-            self.checkpoints.save(step, self._state())
+            self.checkpoints.save(step, {**self._state(), "sums": sums} if sums else self._state())
 
     def _state(self) -> dict[str, Any]:
         """Returns what a checkpoint has beside variables."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import signal
 import types
 import urllib.error
 
@@ -422,3 +423,24 @@ def test_where_the_cores_of_a_tpu_are(no_cluster, monkeypatch):
 
 class FakeStrategy:
     num_replicas_in_sync = 4
+
+
+WORKER = """
+import os, signal, time
+from imagenet_fast.config import Config
+from imagenet_fast.distribute.strategy import make_strategy
+
+make_strategy(Config(strategy="multi_worker", gpus="0"))
+print("made", flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(20)
+print("still here", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_ends_on_sigterm(run_python):
+    """As what preempts it expects; TensorFlow would ignore the signal."""
+    done = run_python(["-c", WORKER], workers=2, check=False)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert "made" in done.stdout and "still here" not in done.stdout

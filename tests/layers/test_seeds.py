@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
 from imagenet_fast.base.keras_2 import KERAS_2
 from imagenet_fast.layers import Dropout
@@ -60,6 +61,15 @@ def network(make, seed=1):
     made = keras.Model(images, make()(images))
     draw_by_replica(made)
     return made
+
+
+@all_layers
+def test_workers_can_send_each_other_the_state(make):
+    """As the first one does where it makes the variable; TensorFlow has this list for it."""
+    operation = op_def_registry.get("CollectiveBcastSend")
+    (kind,) = (attribute for attribute in operation.attr if attribute.name == "T")
+    for state in seed_states(network(make)):
+        assert tf.as_dtype(state.dtype).as_datatype_enum in kind.allowed_values.list.type
 
 
 def drawn(model, part=None):

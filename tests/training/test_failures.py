@@ -41,9 +41,29 @@ def test_stopped_worker(monkeypatch, error, message, worker):
     with pytest.raises(UserError) as caught, errors_explained(then="begins anew"):
         raise error(None, None, message)
     assert str(caught.value) == (
-        f"{worker} has stopped, and without it this one cannot continue ({error.__name__}); see "
-        "its output, then start all workers again: the same command begins anew"
+        f"{worker} has stopped or is unreachable, and without it this one cannot continue "
+        f"({error.__name__}); see its output, then start all workers again: the same command "
+        "begins anew"
     )
+
+
+@pytest.mark.parametrize(
+    ("message", "is_explained"),
+    [
+        # TensorFlow 2.21, of a worker between which and the others no packet passes.
+        (
+            "Graph execution error:\n\nCollective ops is aborted by: Deadline Exceeded\n\n"
+            "RPC: /tensorflow.CoordinationService/Heartbeat",
+            True,
+        ),
+        ("Deadline Exceeded", False),
+    ],
+)
+def test_network_between_workers(message, is_explained):
+    expected = UserError if is_explained else tf.errors.DeadlineExceededError
+    with pytest.raises(expected) as caught, errors_explained(then="begins anew"):
+        raise tf.errors.DeadlineExceededError(None, None, message)
+    assert "is unreachable" in str(caught.value) or not is_explained
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import tensorflow as tf
 from imagenet_fast.base.errors import UserError, first_line
 from imagenet_fast.base.keras_2 import name_of, tensorflow_variables
 from imagenet_fast.base.outside import Count, as_type, parse_json
-from imagenet_fast.base.paths import is_local, to_path
+from imagenet_fast.base.paths import to_path
 from imagenet_fast.distribute.exchange import text_of_chief
 from imagenet_fast.distribute.one_call import assign_everywhere, restored_everywhere
 from imagenet_fast.distribute.workers import worker_place
@@ -41,16 +41,10 @@ from imagenet_fast.training.checkpoints.of_tf_keras import (
     weights_of_tf_keras,
 )
 from imagenet_fast.training.checkpoints.sizes import claimed_too_large
+from imagenet_fast.training.failures import writing
 from imagenet_fast.training.options import RunOptions
 from imagenet_fast.training.step.classifier import Classifier
 
-# Errors of a full disk or missing permissions.
-_UNWRITABLE = (
-    tf.errors.ResourceExhaustedError,
-    tf.errors.PermissionDeniedError,
-    tf.errors.NotFoundError,
-    tf.errors.UnknownError,
-)
 _WEIGHT = re.compile(r"weights/(\d+)/\.ATTRIBUTES/VARIABLE_VALUE")
 _UNREADABLE = (AssertionError, ValueError, IndexError, tf.errors.OpError)
 # The last one on tf_keras.
@@ -135,19 +129,13 @@ class Checkpoints:
             self._write(self._best_manager, step)
 
     def _write(self, manager: tf.train.CheckpointManager, step: int) -> None:
+        path = to_path(manager.directory, f"ckpt-{step}")
         try:
-            manager.save(checkpoint_number=step, options=_options())
-        except (OSError, *_UNWRITABLE) as error:
-            if not is_local(manager.directory):
-                raise  # errors_explained explains the errors of buckets
-            folder = pathlib.Path(manager.directory)
-            shutil.rmtree(folder / f"ckpt-{step}_temp", ignore_errors=True)
-            # TensorFlow's reason follows the names of a temporary file and an operation.
-            reason = first_line(error).rpartition("; ")[2][-200:]
-            raise UserError(
-                f"checkpoint {folder / f'ckpt-{step}'} cannot be written ({reason}); after fixing "
-                "that, the same command resumes from the one before it"
-            ) from error
+            with writing("checkpoint", str(path), "resumes from the one before it"):
+                manager.save(checkpoint_number=step, options=_options())
+        except UserError:
+            shutil.rmtree(f"{path}_temp", ignore_errors=True)
+            raise
 
     def restore(self) -> dict[str, Any] | None:
         """Restores the latest checkpoint and returns its ``state``; None if there is none.
@@ -343,11 +331,20 @@ class _Evaluation(TypedDict, total=False):
     top1: float
 
 
+class _Sums(TypedDict):
+    loss: float
+    top1: float
+    top5: float
+    examples: float
+    skipped: float
+
+
 class _Saved(TypedDict, total=False):
     """The types of the values in a checkpoint's state; earlier versions lack some."""
 
     step: Count
     clock: _Clock
+    sums: _Sums
     validation: _Evaluation
     best: _Evaluation
     evaluations_since_best: Count

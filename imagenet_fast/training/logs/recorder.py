@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import keras
 import tensorflow as tf
@@ -35,6 +36,8 @@ class Recorder:
       loggers: get the rows.
       evaluations: of the run so far.
       step: weight updates before this process.
+      sums: of metrics since the last evaluation, from the checkpoint of that step, so that rows
+        are those of a run without interruption, to the bit; empty: none.
 
     Attributes:
       step: weight updates so far.
@@ -50,6 +53,7 @@ class Recorder:
         evaluations: Evaluations,
         *,
         step: int,
+        sums: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self.step = step
         self.evaluations = evaluations
@@ -62,6 +66,9 @@ class Recorder:
         self._unread = self._untimed = 0  # steps
         self._read_time = (clock.train_seconds, clock.timed_images)
         self.restart()
+        if sums:
+            model.metric_sums.restore(sums)
+            self._read_sums = model.metric_sums.sums()
 
     def restart(self) -> None:
         """Sets the model's metrics to zero, as before the first step after an evaluation."""

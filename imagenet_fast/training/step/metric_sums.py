@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from imagenet_fast.distribute.one_call import assign_local, local_variable, one_call
+from imagenet_fast.distribute.one_call import (
+    assign_everywhere,
+    assign_local,
+    local_variable,
+    one_call,
+)
 
 NAMES = ("loss", "top1", "top5", "examples", "skipped")
 
@@ -71,6 +77,10 @@ class MetricSums:
     def __init__(self) -> None:
         self.variable = local_variable(tf.zeros([len(NAMES)]), "sums")
         self._reset = one_call(tf.distribute.get_strategy(), self._reset_in_replica)
+
+    def restore(self, sums: Mapping[str, float]) -> None:
+        """Sets the sums to what :meth:`sums` returned; outside of replicas."""
+        assign_everywhere([self.variable], [tf.constant([sums[name] for name in NAMES])])
 
     def reset(self) -> None:
         """Sets the sums to 0; outside of replicas."""

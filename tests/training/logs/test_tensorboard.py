@@ -1,7 +1,12 @@
 """What TensorBoard reads of a run's rows."""
 
+import resource
+import signal
+
+import pytest
 import tensorflow as tf
 
+from imagenet_fast import UserError
 from imagenet_fast.training.logs.tensorboard import TensorBoard
 
 
@@ -12,6 +17,27 @@ def test_numbers_by_their_step(tmp_path):
     board.close()
     assert scalars(tmp_path, "train") == {(20, "epoch"): 2, (20, "images_per_second"): 800}
     assert scalars(tmp_path, "validation") == {(20, "epoch"): 2, (20, "top1"): 0.75}
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Files can have 200 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk(tmp_path, full_disk):
+    board = TensorBoard(str(tmp_path))
+    for write in (lambda: board.write({"kind": "train", "step": 1, "loss": 2.0}), board.close):
+        with pytest.raises(UserError) as caught:
+            for _ in range(100):
+                write()
+        assert f"TensorBoard's folder {tmp_path}/tensorboard cannot be written" in str(caught.value)
+        assert "the same command resumes from the last checkpoint" in str(caught.value)
 
 
 def scalars(model_dir, kind):

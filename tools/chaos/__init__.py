@@ -1,0 +1,1 @@
+"""Plays faults against training runs."""
