@@ -89,5 +89,6 @@ class SharedOptions(Options):
         if self.replicas and self.batch_size % (self.replicas[0] * self.accumulation_steps):
             raise UserError(
                 f"batch_size {self.batch_size} cannot be split evenly over {self.replicas[0]} "
-                f"replicas with accumulation_steps={self.accumulation_steps}"
+                f"replicas with accumulation_steps={self.accumulation_steps}: use a divisor of "
+                f"{self.batch_size // self.accumulation_steps} as --replicas"
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from imagenet_fast.base.errors import UserError
@@ -65,7 +65,7 @@ def as_begun(config: Config) -> Config:
 
     Raises:
       UserError: if they are not known, and the devices are to be chosen otherwise than when the run
-        began.
+        began; or if the batch is another, which they might not divide.
     """
     earlier = run_in(config.model_dir)
     if earlier is None:
@@ -79,9 +79,37 @@ def as_begun(config: Config) -> Config:
                     f"number of replicas, and {name} is {there} there, {here} here: give "
                     f"--{name}={there}, or the number of devices on which it began as --replicas=N"
                 )
-    if config.replicas in ((), earlier.replicas[:1]):
-        return config.replace(replicas=earlier.replicas)
-    return config
+    if config.replicas not in ((), earlier.replicas[:1]):
+        return config
+    names = ("batch_size", "accumulation_steps") if earlier.replicas else ()
+    changed = [name for name in names if getattr(config, name) != getattr(earlier, name)]
+    if changed:
+        raise other_options(changed, earlier, config)
+    return config.replace(replicas=earlier.replicas)
+
+
+def other_options(names: Sequence[str], run: Config, config: Config) -> UserError:
+    """Returns the error that options are not those of the run in ``model_dir``, to be resumed.
+
+    Args:
+      names: of these options.
+      run: the options of the run.
+      config: those given.
+    """
+    return UserError(
+        f"{directory_of(config.model_dir)} holds a run with other options "
+        f"({differences(names, run, config)}); give its options to resume it, or choose another "
+        "--model_dir"
+    )
+
+
+def differences(names: Sequence[str], run: Config, config: Config) -> str:
+    """Returns what options are there, of a run, and here, in words."""
+    return "; ".join(
+        f"{name} is {option_text(getattr(run, name))} there, "
+        f"{option_text(getattr(config, name))} here"
+        for name in names
+    )
 
 
 def stored_config(model_dir: str) -> Config:

@@ -18,7 +18,6 @@ from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.base.files import write_file
 from imagenet_fast.base.former_names import with_todays_options
 from imagenet_fast.base.notices import warn_once
-from imagenet_fast.base.option import option_text
 from imagenet_fast.base.outside import MAX_JSON, read_bounded, read_json
 from imagenet_fast.base.paths import Path, is_local, to_path
 from imagenet_fast.base.shared_options import SharedOptions
@@ -31,7 +30,13 @@ from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.preparation import Preparation
 from imagenet_fast.models.options import CUSTOM, is_custom
 from imagenet_fast.optimizers.options import ScheduleOptions
-from imagenet_fast.training.checkpoints.config_file import CONFIG_FILE, directory_of, stored_config
+from imagenet_fast.training.checkpoints.config_file import (
+    CONFIG_FILE,
+    differences,
+    directory_of,
+    other_options,
+    stored_config,
+)
 from imagenet_fast.training.logs.evaluations import Evaluations
 from imagenet_fast.training.logs.logger import Row
 from imagenet_fast.training.logs.metrics_file import read_rows
@@ -192,11 +197,7 @@ def check_model_dir(config: Config, labels: Sequence[str]) -> None:
         names.append("precision")
     if names:
         _check_model_is_given(config, earlier)
-        raise UserError(
-            f"{directory} holds a run with other options "
-            f"({_differences(names, earlier, config)}); give its options to resume it, or choose "
-            "another --model_dir"
-        )
+        raise other_options(names, earlier, config)
     check_labels(config, labels)
 
 
@@ -218,7 +219,7 @@ def check_network(config: Config) -> None:
     if names:
         raise UserError(
             f"the run in {config.model_dir} has other options "
-            f"({_differences(names, run, config)}), and its weights fit only those: leave these "
+            f"({differences(names, run, config)}), and its weights fit only those: leave these "
             f"options out, or in Python start from imagenet_fast.read_config({config.model_dir!r})"
         )
 
@@ -230,14 +231,6 @@ def _check_model_is_given(config: Config, run: Config) -> None:
             f"the model of the run in {config.model_dir} was given in Python: give it again, as "
             "model=, or --model=MODULE:FUNCTION"
         )
-
-
-def _differences(names: Sequence[str], run: Config, config: Config) -> str:
-    return "; ".join(
-        f"{name} is {option_text(getattr(run, name))} there, "
-        f"{option_text(getattr(config, name))} here"
-        for name in names
-    )
 
 
 def check_labels(options: DataOptions, labels: Sequence[str]) -> None:

@@ -218,6 +218,17 @@ def test_a_run_keeps_its_replicas(tmp_path):
     assert as_begun(config.replace(replicas=(4, 1))).replicas == (4, 1)
 
 
+@pytest.mark.parametrize(("name", "value"), [("batch_size", 60), ("accumulation_steps", 16)])
+def test_another_batch_is_refused_by_its_name(tmp_path, name, value):
+    """Not as a batch that the run's replicas, which nobody gave here, cannot share."""
+    config = write_run(tmp_path, replicas=(8, 1)).replace(**{name: value})
+    with pytest.raises(
+        UserError, match=f"other options .{name} is .* there, {value} here"
+    ) as error:
+        as_begun(config)
+    assert "replicas" not in str(error.value)
+
+
 def test_a_new_run_has_the_replicas_of_its_devices(tmp_path):
     config = Config(batch_size=64, model_dir=str(tmp_path))
     assert as_begun(config) == config
