@@ -295,6 +295,8 @@ def _earlier_random(path: str, count: int) -> dict[int, tf.Variable]:
 
     These had Keras' type.
     """
+    if not count:  # of most networks: nothing to read
+        return {}
     try:
         dtypes = tf.train.load_checkpoint(path).get_variable_to_dtype_map()
     except (ValueError, tf.errors.OpError):  # explained where it is restored
