@@ -22,6 +22,7 @@ class NormOptions(TypedDict, total=False):
     batch_norm_momentum: float
     batch_norm_epsilon: float
     batch_norm_group_size: int
+    replicas_together: int
     ghost_batch_size: int
 
 
@@ -30,6 +31,7 @@ def norm_arguments(
     batch_norm_momentum: float = 0.9,
     batch_norm_epsilon: float = 1e-5,
     batch_norm_group_size: int = 1,
+    replicas_together: int = 1,
     ghost_batch_size: int = 0,
 ) -> dict[str, Any]:
     """Returns the arguments of ``batch_norm`` for the options that all models have.
@@ -38,12 +40,14 @@ def norm_arguments(
         batch_norm_momentum: decay factor of the moving averages.
         batch_norm_epsilon: added to the variance.
         batch_norm_group_size: number of neighbouring replicas with common statistics.
+        replicas_together: logical replicas of which each of these computes the images at once.
         ghost_batch_size: images of a replica with common statistics; 0: all.
     """
     return {
         "momentum": batch_norm_momentum,
         "epsilon": batch_norm_epsilon,
         "group_size": batch_norm_group_size,
+        "replicas_together": replicas_together,
         "ghost_batch_size": ghost_batch_size,
     }
 
@@ -54,6 +58,7 @@ def batch_norm(
     group_size: int,
     ghost_batch_size: int,
     *,
+    replicas_together: int = 1,
     scale: bool = True,
 ) -> Callable[..., keras.layers.BatchNormalization]:
     """Returns what makes a model's batch norms, from their names and further options of Keras'.
@@ -63,34 +68,36 @@ def batch_norm(
         epsilon: added to the variance.
         group_size: number of neighbouring replicas with common statistics.
         ghost_batch_size: images of a replica with common statistics; 0: all.
+        replicas_together: as of :func:`norm_arguments`.
         scale: whether to train gamma; otherwise it is 1.
 
     Raises:
         UserError: if statistics are to be common to several replicas and to parts of one.
     """
-    layer = _layer(group_size, ghost_batch_size)
+    layer = _layer(group_size, ghost_batch_size, replicas_together)
     if layer is BatchNormalization:
         layer = functools.partial(layer, unbiased_variance=True)
     return functools.partial(layer, momentum=momentum, epsilon=epsilon, scale=scale)
 
 
 def replacing_batch_norm(
-    *, batch_norm_group_size: int = 1, ghost_batch_size: int = 0
+    *, batch_norm_group_size: int = 1, replicas_together: int = 1, ghost_batch_size: int = 0
 ) -> Callable[..., keras.layers.BatchNormalization]:
     """Returns what makes batch norms of a model of the user, from the arguments of Keras' ones.
 
     Args:
         batch_norm_group_size: number of neighbouring replicas with common statistics.
+        replicas_together: as of :func:`norm_arguments`.
         ghost_batch_size: images of a replica with common statistics; 0: all.
 
     Raises:
         UserError: as :func:`batch_norm`.
     """
-    return _layer(batch_norm_group_size, ghost_batch_size)
+    return _layer(batch_norm_group_size, ghost_batch_size, replicas_together)
 
 
 def _layer(
-    group_size: int, ghost_batch_size: int
+    group_size: int, ghost_batch_size: int, replicas_together: int
 ) -> Callable[..., keras.layers.BatchNormalization]:
     if ghost_batch_size and group_size != 1:
         raise UserError(
@@ -99,6 +106,8 @@ def _layer(
         )
     if ghost_batch_size:
         return functools.partial(GhostBatchNormalization, ghost_batch_size=ghost_batch_size)
-    if group_size != 1:
+    # Also for a group on one device: other devices may carry a part each when the run resumes, and
+    # the moving averages are to have the same variances.
+    if group_size != 1 or replicas_together != 1:
         return functools.partial(GroupedBatchNormalization, group_size=group_size)
     return BatchNormalization

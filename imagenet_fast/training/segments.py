@@ -28,6 +28,8 @@ _ROUNDING = (
     *("all_reduce_dtype", "precision", "pipeline_stages", "deterministic"),
 )
 _PRECISION = ("all_reduce_dtype", "precision")
+# With these, TensorFlow draws other random numbers from the same seeds.
+_DRAWS = ("xla", "pipeline_stages")
 
 
 class Segment(TypedDict):
@@ -121,7 +123,13 @@ def lines_of(passed: Sequence[Passed]) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def change_of_hardware(config: Config, earlier: Config, last: Segment | None, here: Segment) -> str:
+def change_of_hardware(
+    config: Config,
+    earlier: Config,
+    last: Segment | None,
+    here: Segment,
+    draws: bool = False,
+) -> str:
     """Returns what is not as before where a run resumes, to complete "resumes ..."; empty: nothing.
 
     Args:
@@ -129,6 +137,7 @@ def change_of_hardware(config: Config, earlier: Config, last: Segment | None, he
       earlier: of the run until now.
       last: the segment before; None: it is not known.
       here: the one that begins.
+      draws: whether layers of the network draw random numbers.
     """
     (replicas, _), parts = config.replicas, []
     if last is not None and last["runs_on"] != here["runs_on"]:
@@ -149,9 +158,10 @@ def change_of_hardware(config: Config, earlier: Config, last: Segment | None, he
         )
     if not parts:
         return ""
-    exact = not set(changed) & set(_PRECISION)
-    return "; ".join(parts) + (
-        "; the same training, up to the order of sums"
-        if exact
-        else "; WARNING: in another precision than until now, so that the end may be another"
-    )
+    if set(changed) & set(_PRECISION):
+        then = "WARNING: in another precision than until now, so that the end may be another"
+    elif draws and set(changed) & set(_DRAWS):
+        then = "the same training, up to the order of sums and the random numbers of its layers"
+    else:
+        then = "the same training, up to the order of sums"
+    return f"{'; '.join(parts)}; {then}"

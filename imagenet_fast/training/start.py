@@ -88,7 +88,8 @@ def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, list[s
         segments = read_segments(config.model_dir)
         last = segments[-1] if segments else None
         earlier, here = stored_config(config.model_dir), segment_of(model, step=0)
-        changes.append(change_of_hardware(config, earlier, last, here))
+        draws = bool(model.draws())
+        changes.append(change_of_hardware(config, earlier, last, here, draws))
     # After building: invalid options must not claim the folder.
     values = {"class_weights": model.class_weights, "sampling": class_shares(config, info)}
     claim_model_dir(

@@ -11,7 +11,7 @@ import keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import say
-from imagenet_fast.config import Config
+from imagenet_fast.config import Config, run_in
 from imagenet_fast.data.dataset import distributed_dataset
 from imagenet_fast.distribute.consistency import check_same_options
 from imagenet_fast.distribute.strategy import check_gpus_are_used
@@ -101,11 +101,16 @@ def train(
         stack.enter_context(memory_explained(run.config, images, selected))
         check_same_options(run.config, run.strategy)
         clock = Clock()
+        # A run that is there is locked before its configuration is written anew; a new one, whose
+        # folder is made only when all is well, after.
+        resumes = run_in(config.model_dir) is not None
+        if run.chief and resumes:
+            stack.enter_context(alone_in(config.model_dir))
         classifier, changes = make_model(run, model)
         stack.callback(compile_cache.save)
         checkpoints = Checkpoints(classifier, run.config)
         stack.callback(checkpoints.close)
-        if run.chief:
+        if run.chief and not resumes:
             stack.enter_context(alone_in(config.model_dir))
         start = restore(run, classifier, checkpoints, clock)
         if run.chief:

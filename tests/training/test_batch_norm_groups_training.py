@@ -121,6 +121,7 @@ def test_batch_norm_batch_size_must_not_be_negative():
 ON_FOUR_DEVICES = """
 import pytest
 from imagenet_fast import Config, UserError, build_model
+from imagenet_fast.base.keras_2 import layers_in
 from imagenet_fast.layers import GroupedBatchNormalization
 
 options = dict(

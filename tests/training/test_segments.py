@@ -88,6 +88,20 @@ def test_other_arithmetic_is_said(changes, part, warns):
     assert part in text and ("WARNING" in text) == warns
 
 
+@pytest.mark.parametrize("changes", [{"xla": True}, {"pipeline_stages": 2}])
+def test_other_random_numbers_are_said(changes):
+    texts = [
+        change_of_hardware(CONFIG.replace(**changes), CONFIG, None, segment(5), draws)
+        for draws in (False, True)
+    ]
+    assert ["random numbers of its layers" in text for text in texts] == [False, True]
+
+
+def test_devices_do_not_change_random_numbers():
+    text = change_of_hardware(CONFIG, CONFIG, segment(0), segment(5, 1, "1 CPU"), draws=True)
+    assert text.endswith("the same training, up to the order of sums")
+
+
 def test_history(tmp_path, capsys):
     (tmp_path / "config.json").write_text(CONFIG.to_json())
     assert history.main([f"--model_dir={tmp_path}"]) == 0

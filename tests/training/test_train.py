@@ -18,15 +18,18 @@ import pytest
 import tensorflow as tf
 from forking import load_launcher
 from model_weights import weights_in
+from small_config import SMALL
 from small_network import small_network
 
 from imagenet_fast import Config, UserError, evaluate, train
 from imagenet_fast.data.info import read_info
 from imagenet_fast.distribute import consistency
+from imagenet_fast.training.checkpoints.model_dir import alone_in, claim_model_dir
 from imagenet_fast.training.logs.metrics_file import read_rows
 from imagenet_fast.training.logs.mlperf import read_lines
 from imagenet_fast.training.logs.trackers import RowLogger
 from imagenet_fast.training.report.saved_images import load_error_analysis, load_inputs
+from imagenet_fast.training.run import make_run
 
 ROOT = pathlib.Path(__file__).parents[2]
 OPTIONS = {
@@ -740,3 +743,15 @@ def test_a_killed_worker_ends_the_others_and_the_same_command_resumes(start_work
     assert [worker.wait(timeout=120) for worker in again] == [0, 0, 0]
     assert read_rows(str(tmp_path / "run"))[-1]["step"] == 60
     assert ", from step " in (tmp_path / "worker0.log").read_text()
+
+
+def test_a_second_job_leaves_the_configuration_of_the_first(tmp_path):
+    """Options that may change at a resume are those of the run only once it resumes."""
+    config = SMALL.replace(model_dir=str(tmp_path / "run"), duration="1 steps", warmup="0 steps")
+    run = make_run(config)
+    claim_model_dir(run.config, run.info.labels)
+    file = tmp_path / "run" / "config.json"
+    before = file.read_text()
+    with alone_in(config.model_dir), pytest.raises(UserError, match="another process is training"):
+        train(config.replace(precision="mixed_bfloat16"))
+    assert file.read_text() == before

@@ -238,7 +238,8 @@ def set_named_batch_norms(config: Config, network: keras.Model) -> None:
 def _check_dtypes(config: Config, network: keras.Model) -> None:
     """Checks that gradients can be summed over devices and micro-batches, which is in float32."""
     odd = [own for own in network.trainable_variables if tf.as_dtype(own.dtype) != tf.float32]
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    strategy = tf.distribute.get_strategy()
+    replicas = strategy.num_replicas_in_sync * replicas_each(config, strategy)
     if odd and (replicas > 1 or config.accumulation_steps > 1):
         raise UserError(
             f"model {network.name} has weights in {tf.as_dtype(odd[0].dtype).name}, such as "
@@ -313,10 +314,11 @@ def _images(config: Config) -> int:
 def _batch_norm_arguments(config: Config) -> dict[str, int]:
     """Returns the batch-norm groups, as arguments of a model."""
     if not config.batch_norm_batch_size:
-        return {"batch_norm_group_size": 1, "ghost_batch_size": 0}
+        return {}
     images = _images(config)
     return {
         "batch_norm_group_size": _batch_norm_group_size(config, images),
+        "replicas_together": replicas_together(config),
         "ghost_batch_size": ghost_batch_size(config.batch_norm_batch_size, images),
     }
 

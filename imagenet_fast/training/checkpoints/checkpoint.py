@@ -70,18 +70,23 @@ class Checkpoints:
         self._model = model
         self._state = _State()
         model.make_slots()  # so that they are in the checkpoint
-        self._checkpoint = tf.train.Checkpoint(
-            state=self._state,
-            optimizer=state_of(model.optimizer),
-            random=tensorflow_variables(seed_states(model)),
-            **_weights(model),
-            **model.selection.checkpoint,
-        )
+        self._random = tensorflow_variables(seed_states(model))
+        self._checkpoint = self._of(self._random)
         self._options = options
         self._folder = to_path(options.model_dir, CHECKPOINTS)
         _, place = worker_place(model.distribute_strategy)
         self._chief = place == 0
         self._temporary = None if self._chief else _temporary_folder(options.model_dir, place)
+
+    def _of(self, random: list[tf.Variable]) -> tf.train.Checkpoint:
+        """Returns what TensorFlow saves and restores, with these random states."""
+        return tf.train.Checkpoint(
+            state=self._state,
+            optimizer=state_of(self._model.optimizer),
+            random=random,
+            **_weights(self._model),
+            **self._model.selection.checkpoint,
+        )
 
     @functools.cached_property
     def _manager(self) -> tf.train.CheckpointManager:
@@ -152,9 +157,15 @@ class Checkpoints:
         _check_version(latest)
         try:
             _check_weights(latest, self._model)
-            with restored_everywhere(self._checkpoint):
-                status = self._checkpoint.restore(latest, options=_options())
+            earlier = _earlier_random(latest, len(self._random))
+            own = [earlier.get(place, state) for place, state in enumerate(self._random)]
+            checkpoint = self._of(own) if earlier else self._checkpoint
+            with restored_everywhere(checkpoint):
+                status = checkpoint.restore(latest, options=_options())
             status.expect_partial().assert_existing_objects_matched()
+            if earlier:
+                states = [self._random[place] for place in earlier]
+                assign_everywhere(states, [value.numpy() for value in earlier.values()])
         except _UNREADABLE as error:
             raise _unreadable(latest, error, _RESUMES) from error
         use_restored_statistics(self._model)
@@ -265,6 +276,25 @@ def _check_weights(path: str, model: Classifier) -> None:
             raise ValueError(f"{name_of(weight)} has shape {own}, but {there[number]} there")
     if len(there) > len(model.weights):
         raise ValueError(f"the model has {len(model.weights)} weights, but {len(there)} are there")
+
+
+def _earlier_random(path: str, count: int) -> dict[int, tf.Variable]:
+    """Returns variables for a checkpoint's random states of earlier versions, by their places.
+
+    These had Keras' type.
+    """
+    if not count:  # of most networks: nothing to read
+        return {}
+    try:
+        dtypes = tf.train.load_checkpoint(path).get_variable_to_dtype_map()
+    except (ValueError, tf.errors.OpError):  # explained where it is restored
+        return {}
+    names = (f"random/{place}/.ATTRIBUTES/VARIABLE_VALUE" for place in range(count))
+    return {
+        place: tf.Variable(tf.zeros([2], tf.uint32), trainable=False)
+        for place, name in enumerate(names)
+        if dtypes.get(name) == tf.uint32
+    }
 
 
 def _restore_from_tf_keras(model: Classifier, path: str) -> None:

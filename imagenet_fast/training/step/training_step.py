@@ -353,13 +353,13 @@ class TrainingStep(ReplicatedModel):
 
     def _losses_in_training(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         """Returns the images' losses in training mode, float32 [batch]; leaves all states."""
-        states = [*self._statistics(), *self._draws()]
+        states = [*self._statistics(), *self.draws()]
         before = local_values(states)
         losses = self._image_losses(self(images, training=True), labels)
         assign_local(states, before)
         return losses
 
-    def _draws(self) -> list[Any]:
+    def draws(self) -> list[Any]:
         """Returns the states of all that draws random numbers in a forward pass."""
         unseeded = self.unseeded_draws
         return [*seed_states(self), *([] if unseeded is None else [unseeded.state])]
@@ -407,7 +407,7 @@ class TrainingStep(ReplicatedModel):
             return self._forward_backward(global_batch, None, *batch)
         parts = micro_batches(batch, self._micro_batches)
         statistics = self._statistics()
-        draws = self._draws() if self.replicas_each > 1 else []
+        draws = self.draws() if self.replicas_each > 1 else []
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         before, undrawn = local_values(statistics), local_values(draws)
 

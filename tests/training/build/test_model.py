@@ -360,6 +360,28 @@ def test_evaluation_has_a_stage_on_each_device(monkeypatch, capsys):
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("images", "correction"), [(8, False), (4, True)])
+def test_a_group_of_replicas_on_one_device_has_the_variances_of_several(images, correction):
+    """The moving variance is of biased ones, as GroupedBatchNormalization's, not as of a replica.
+
+    Two logical replicas of four images: a group, or on their own.
+    """
+    config = SMALL.replace(batch_size=8, replicas=(2,), batch_norm_batch_size=images)
+    model = build_model(config)
+    inputs = np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3), np.uint8)
+    (norm,) = (layer for layer in batch_norms(model) if layer.name == "stem_bn")
+    network = models.network_of(model)
+    pixels = model.get_layer("normalize")(inputs)
+    convolved = keras.Model(network.inputs, norm.input)(pixels).numpy()
+    convolved = convolved.reshape(8 // images, -1, convolved.shape[-1])
+    variance = convolved.var(axis=1, ddof=int(correction)).mean(axis=0)
+    momentum = config.batch_norm_momentum
+    batch = tf.constant(inputs), tf.zeros(8, tf.int32)
+    model.distribute_strategy.run(model.gradients, args=(batch,))
+    expected = momentum + (1 - momentum) * variance
+    np.testing.assert_allclose(norm.moving_variance.numpy(), expected, rtol=2e-6)
+
+
 def test_one_class_gives_a_warning(capsys):
     warn_once.cache_clear()
     build_model(Config(model="resnet9", width=4, image_size=32, synthetic=True, num_classes=1))

@@ -12,6 +12,8 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast import Config, UserError
+from imagenet_fast.base.keras_2 import KERAS_2, tensorflow_variables
+from imagenet_fast.layers.seeds import draw_by_replica, seed_states
 from imagenet_fast.optimizers.loss_scale import scaled_loss
 from imagenet_fast.training.checkpoints import checkpoint
 from imagenet_fast.training.checkpoints.checkpoint import Checkpoints, restore_weights
@@ -109,6 +111,33 @@ def test_all_that_a_run_needs_comes_back(config, loss_scale):
     if loss_scale:
         # Doubled after three steps, two of them before.
         assert float(scaled_loss(other.optimizer, tf.constant(1.0))) == 16
+
+
+@pytest.mark.skipif(KERAS_2, reason="Keras 2 has no seed generators")
+def test_random_states_of_earlier_versions_come_back(config):
+    """These had the type of Keras' generators, uint32."""
+
+    def noisy():
+        inputs = keras.Input((4,))
+        hidden = keras.layers.GaussianNoise(0.1, seed=7)(inputs)
+        model = Classifier(inputs, keras.layers.Dense(3)(hidden))
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+
+    earlier, model = noisy(), noisy()
+    (state,) = seed_states(earlier)
+    state.assign([7, 41])
+    Checkpoints(earlier, config).save(2, {"step": 2, "clock": CLOCK})
+    draw_by_replica(model)
+    (state,) = tensorflow_variables(seed_states(model))
+    assert state.dtype == tf.int64
+    assert Checkpoints(model, config).restore()["step"] == 2
+    np.testing.assert_array_equal(state, [7, 41])
+    # And from there on in today's type.
+    Checkpoints(model, config).save(3, {"step": 3, "clock": CLOCK})
+    state.assign([0, 0])
+    assert Checkpoints(model, config).restore()["step"] == 3
+    np.testing.assert_array_equal(state, [7, 41])
 
 
 @pytest.mark.parametrize("keep", [1, 2])

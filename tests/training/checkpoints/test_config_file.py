@@ -218,6 +218,12 @@ def test_a_run_keeps_its_replicas(tmp_path):
     assert as_begun(config.replace(replicas=(4, 1))).replicas == (4, 1)
 
 
+@pytest.mark.parametrize(("replicas", "steps", "of"), [(7, 1, 64), (128, 1, 64), (64, 2, 32)])
+def test_replicas_that_cannot_share_a_batch(replicas, steps, of):
+    with pytest.raises(UserError, match=f"use a divisor of {of} as --replicas"):
+        Config(batch_size=64, accumulation_steps=steps, replicas=(replicas,))
+
+
 @pytest.mark.parametrize(("name", "value"), [("batch_size", 60), ("accumulation_steps", 16)])
 def test_another_batch_is_refused_by_its_name(tmp_path, name, value):
     """Not as a batch that the run's replicas, which nobody gave here, cannot share."""
