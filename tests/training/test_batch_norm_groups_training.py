@@ -46,11 +46,10 @@ def one_device(digits):
     [
         ({"strategy": "mirrored", "logical_cpus": 2, "batch_norm_batch_size": 32}, 0),
         ({"strategy": "multi_worker", "batch_norm_batch_size": 32}, 2),
-        # Of two workers each takes every other image, so that their first micro-batches are the
-        # first half of one device's batch.
-        ({"strategy": "multi_worker", "batch_norm_batch_size": 16, "accumulation_steps": 2}, 2),
+        # Each worker carries a group of two logical replicas: half of one device's batch.
+        ({"strategy": "multi_worker", "batch_norm_batch_size": 16, "replicas": [4]}, 2),
     ],
-    ids=["devices", "workers", "micro_batches"],
+    ids=["devices", "workers", "logical_replicas"],
 )
 def test_as_one_device(digits, one_device, tmp_path, run_python, changes, workers):
     out = tmp_path / "out.npz"
@@ -62,7 +61,7 @@ def test_as_one_device(digits, one_device, tmp_path, run_python, changes, worker
     found = dict(np.load(out))
     if evaluate:
         assert found.pop("examples") == 359
-    expected = one_device(changes.get("accumulation_steps", 1))
+    expected = one_device(2 if "replicas" in changes else 1)
     assert found.keys() == expected.keys()
     for key, values in expected.items():
         # 1.01e-5 on a CPU without AVX-512.

@@ -35,6 +35,7 @@ FILE = "report.html"
 _FEW_CLASSES = 5
 # With at most this many evaluations, their table is unfolded.
 _FEW_EVALUATIONS = 6
+_DEVICE_COLORS = ("speed", "compile", "other", "validation", "rate", "train")
 # Up to this ratio, the numbers of images of classes count as equal.
 _EQUAL = 1.5
 
@@ -405,9 +406,11 @@ def _segments(summary: dict[str, Any]) -> str:
     if len({one["runs_on"] for one in passed}) < 2:
         return ""
     devices = list(dict.fromkeys(one["runs_on"] for one in passed))
-    colors = dict(zip(devices, itertools.cycle(("speed", "compile", "other"))))
+    colors = dict(zip(devices, itertools.cycle(_DEVICE_COLORS)))
     total = max(1, passed[-1]["until"])
-    bar = "".join(
+    # What an earlier version trained is not known.
+    bar = f'<i style="width:{100 * passed[0]["step"] / total:.2f}%"></i>'
+    bar += "".join(
         f'<i style="width:{100 * max(0, one["until"] - one["step"]) / total:.2f}%;'
         f'background:var(--{colors[one["runs_on"]]})"></i>'
         for one in passed
