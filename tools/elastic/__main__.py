@@ -63,8 +63,8 @@ RUNS = {
 }
 # Options of each network; the last one's learning rate is multiplied in the last run.
 NETWORKS: dict[str, tuple[dict[str, Any], float]] = {
-    "plain": ({"mixup_alpha": 0.2, "batch_size": 64}, 0.05),
-    "small_resnet": ({"mixup_alpha": 0.2, "batch_size": 64}, 0.01),
+    "plain": ({"mixup_alpha": 0.2, "batch_size": 64}, 0.003),
+    "small_resnet": ({"mixup_alpha": 0.2, "batch_size": 64}, 0.0003),
 }
 RECIPE_RUNS = {
     "8 devices": [Part(8, until=20)],
