@@ -6,6 +6,7 @@ from small_config import SMALL
 
 from imagenet_fast import UserError, build_model, train
 from imagenet_fast.models import network_of
+from imagenet_fast.training.build import teacher
 from imagenet_fast.training.build.model import build_classifier
 from imagenet_fast.training.checkpoints.checkpoint import Checkpoints
 from imagenet_fast.training.checkpoints.model_dir import claim_model_dir
@@ -51,6 +52,16 @@ def test_a_teacher_has_the_averaged_weights_of_its_run(path, tmp_path):
     for own, other in zip(model.weights, alone.weights, strict=True):
         np.testing.assert_array_equal(own, other)
     assert len(network_of(model).weights) == len(network_of(alone).weights)
+
+
+def test_workers_that_read_other_weights_of_a_teacher_are_told(path, monkeypatch):
+    said = []
+    monkeypatch.setattr(teacher, "check_consistent", lambda *own: said.append(own))
+    model = build_model(SMALL.replace(teacher=path))
+    ((strategy, what, value, advice),) = said
+    assert (strategy, what) == (model.distribute_strategy, "the teacher")
+    assert value == f"weights of checksum {model.teacher.checksum}"
+    assert f"--teacher={path} must be a directory that all workers share" in advice
 
 
 @pytest.mark.parametrize(
