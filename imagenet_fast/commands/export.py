@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import pathlib
 import tempfile
 from collections.abc import Mapping
@@ -135,7 +134,7 @@ def _check(flags: CommandFlags, paths: Mapping[str, str], files: Mapping[str, st
         names = ", --".join(_FILES)
         raise UserError(f"give --saved_model, the directory to write, or a file: --{names}")
     given = [*paths.values(), *filter(None, [flags["compare"]])]
-    absolute = [os.path.abspath(path) for path in given]
+    absolute = [pathlib.Path(path).resolve() for path in given]
     if len(set(absolute)) < len(given):
         twice = max(absolute, key=absolute.count)
         raise UserError(f"give each file a name of its own, not {given[absolute.index(twice)]}")
