@@ -139,7 +139,7 @@ def states_in(network: keras.layers.Layer) -> list[Any]:
         variable
         for layer in layers_in(network)
         if not isinstance(layer, keras.layers.BatchNormalization)
-        and getattr(layer, "_non_trainable_variables", ())  # its own; Keras 2 has no such name
+        and getattr(layer, "_non_trainable_variables", None)  # its own; Keras 2 has no such name
         for variable in layer.variables
     ]
     states = [*statistics_in(network), *seed_states(network), *others]
