@@ -88,6 +88,7 @@ def main(arguments: list[str]) -> int:
         config_of_run(flags["model_dir"], flags.changes())
     import_tensorflow()
     from imagenet_fast.serving import convert
+    from imagenet_fast.serving.compare import class_numbers
     from imagenet_fast.serving.export import export
     from imagenet_fast.serving.quantize import calibration_images
 
@@ -102,6 +103,8 @@ def main(arguments: list[str]) -> int:
             convert.check_onnx(opset, _FILES[name][0])
     if flags["compare"] or "tflite_int8" in files:
         convert.check_installed("onnxruntime", "ai_edge_litert")
+    if flags["compare"]:
+        class_numbers(config_here(flags))  # which fails without the data
     if any("int8" in name for name in files):
         calibration = calibration_images(config_here(flags), flags["calibration_images"])
     temperature = _temperature(flags, checkpoint)
@@ -131,8 +134,10 @@ def _check(flags: CommandFlags, paths: Mapping[str, str], files: Mapping[str, st
         names = ", --".join(_FILES)
         raise UserError(f"give --saved_model, the directory to write, or a file: --{names}")
     given = [*paths.values(), *filter(None, [flags["compare"]])]
-    if len(set(given)) < len(given):
-        raise UserError(f"give each file a name of its own, not {max(given, key=given.count)}")
+    absolute = [pathlib.Path(path).resolve() for path in given]
+    if len(set(absolute)) < len(given):
+        twice = max(absolute, key=absolute.count)
+        raise UserError(f"give each file a name of its own, not {given[absolute.index(twice)]}")
     for name, least in _LEAST.items():
         if flags[name] < least:
             rule = "be positive" if least else "not be negative"

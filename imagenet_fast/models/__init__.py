@@ -109,13 +109,14 @@ def load(path: str | os.PathLike[str]) -> keras.Model:
 def head(network: keras.Model) -> keras.layers.Dense | None:
     """Returns the dense layer from features to logits, or None if a network has no such layer.
 
-    It is the layer named ``logits`` or, of other functional networks, the last one.
+    It is the layer named ``logits`` or, of other functional networks, the last one; networks with a
+    ``call`` of their own have none.
     """
     import keras
 
-    from imagenet_fast.models.graph import is_functional, last_layer
+    from imagenet_fast.models.graph import computes_its_graph, last_layer
 
-    if not is_functional(network):
+    if not computes_its_graph(network):
         return None
     last = last_layer(network)
     layer = next((layer for layer in network.layers if layer.name == "logits"), last)

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.models.graph import calls, functional_inside, is_functional
+from imagenet_fast.models.graph import calls, computes_its_graph, functional_inside
 
 
 def cut(model: keras.Model) -> list[keras.Model]:
@@ -70,10 +70,11 @@ def check_functional(model: Any) -> None:
     Raises:
         UserError: if it is not functional, or has several inputs or outputs.
     """
-    if not is_functional(model):
+    if not computes_its_graph(model):
         raise UserError(
             f"a {type(model).__name__} cannot be cut into blocks, only a functional Keras model, "
-            "or a sequential one with a keras.Input; for other models, write the blocks yourself"
+            "or a sequential one with a keras.Input, without a call of its own; for other models, "
+            "write the blocks yourself"
         )
     if len(model.inputs) != 1 or len(model.outputs) != 1:
         raise UserError(

@@ -9,7 +9,7 @@ import keras
 from imagenet_fast.base.errors import UserError, first_line
 from imagenet_fast.distribute.one_call import assign_everywhere
 from imagenet_fast.models.blocks import copy_trainable
-from imagenet_fast.models.graph import is_functional
+from imagenet_fast.models.graph import has_own_call, is_functional
 
 
 def copy_model(
@@ -47,10 +47,17 @@ def copy_model(
             return copy_layer(layer)
         if not _can_be_copied(layer):
             raise ValueError(f"{type(layer).__name__} in it is a subclass of keras.Model")
-        return keras.models.clone_model(layer, clone_function=copy)
+        return clone(layer)
+
+    def clone(original: keras.Model) -> keras.Model:
+        cloned = keras.models.clone_model(original, clone_function=copy)
+        # Keras clones a subclass as a plain model, unless its __init__ is that of one.
+        if has_own_call(original) and type(cloned) is not type(original):
+            raise ValueError(f"{type(original).__name__} has a call of its own")
+        return cloned
 
     try:
-        network = keras.models.clone_model(model, clone_function=copy)
+        network = clone(model)
     except (NotImplementedError, TypeError, ValueError) as error:
         raise UserError(
             f"model {model.name} cannot be copied ({first_line(error)}): give a function that "

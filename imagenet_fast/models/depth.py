@@ -9,7 +9,7 @@ import keras
 
 from imagenet_fast.base.keras_2 import layers_in
 from imagenet_fast.models.blocks import cut
-from imagenet_fast.models.graph import is_functional
+from imagenet_fast.models.graph import computes_its_graph, is_functional
 
 # What libraries call the layers of one block: stage1_block2_conv1 and conv2_block1_1_bn,
 # block2a_dwconv, convnext_tiny_stage_0_block_0_layernorm, expanded_conv_3_expand, conv_pw_5;
@@ -84,7 +84,7 @@ def _key(layer: keras.layers.Layer) -> str:
 def _segments(model: keras.Model) -> Iterator[Block]:
     """Yields the layers with weights between two places where a model has a single tensor."""
     inside = [model]
-    if is_functional(model) and len(model.inputs) == len(model.outputs) == 1:
+    if computes_its_graph(model) and len(model.inputs) == len(model.outputs) == 1:
         inside = cut(model)
     seen: set[int] = set()
     for part in inside:

@@ -30,8 +30,21 @@ def is_functional(model: Any) -> bool:
     return functional_inside(model) is not None
 
 
+def computes_its_graph(model: Any) -> bool:
+    """Returns whether a model has a graph, which is what a call of it computes."""
+    return is_functional(model) and not has_own_call(model)
+
+
+def has_own_call(model: Any) -> bool:
+    """Returns whether the class of a model, or of a layer, has a ``call`` that is not Keras'."""
+    module = getattr(getattr(type(model), "call", None), "__module__", "")
+    return module.partition(".")[0] not in ("keras", "tf_keras")
+
+
 def last_layer(model: keras.Model) -> keras.layers.Layer | None:
     """Returns the layer that makes a model's only output; None if it is unknown."""
+    if has_own_call(model):
+        return None
     if isinstance(model, keras.Sequential):
         return model.layers[-1] if model.layers else None
     if not is_functional(model) or len(model.outputs) != 1:

@@ -290,6 +290,7 @@ class OptimizerOptions(SharedOptions):
         "from labels",
         group="optimization",
         only_if=OnlyIf("loss", ("cross_entropy",)),
+        may_change_on_resume=True,  # its folder; restore() checks its weights
     )
     distillation_temperature: float = option(
         1.0,

@@ -17,7 +17,7 @@ from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.serving import runtimes
-from imagenet_fast.serving.quantize import prepared_images
+from imagenet_fast.serving.quantize import info_with, prepared_images
 from imagenet_fast.training.checkpoints.model_dir import classes_in_run
 from imagenet_fast.training.report.multi_label import multi_label_metrics
 from imagenet_fast.training.step.calibration import interval
@@ -25,6 +25,16 @@ from imagenet_fast.training.step.calibration import interval
 # Names of files begin with that of their runtime.
 _LOAD = {"onnx": runtimes.onnx, "tflite": runtimes.tflite}
 _TIMED, _UNTIMED = 100, 10
+
+
+def class_numbers(config: Config) -> np.ndarray:
+    """Returns the run's number of each class of its validation images.
+
+    Raises:
+      UserError: if there are no such images, or the data has other classes than the run.
+    """
+    info = info_with(config, "validation")
+    return np.array(classes_in_run(config, info.labels, may_be_mapped=False))
 
 
 def compare_files(
@@ -45,9 +55,8 @@ def compare_files(
     Raises:
       UserError: if there are no such images, or the data has other classes than the run.
     """
-    info = read_info(config)
-    several = info.multi_label
-    numbers = np.array(classes_in_run(config, info.labels, may_be_mapped=False))
+    numbers = class_numbers(config)
+    several = read_info(config).multi_label
     models = _load(files, cpu_cores())
     found: dict[str, list[np.ndarray]] = {name: [] for name in files}
     wanted, first = [], np.zeros(0)

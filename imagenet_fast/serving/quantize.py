@@ -20,8 +20,20 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.config import Config
 from imagenet_fast.data.dataset import distributed_dataset
-from imagenet_fast.data.info import read_info
+from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.serving.module import ServingModule
+
+
+def info_with(config: Config, split: str) -> DatasetInfo:
+    """Returns what is known of the data.
+
+    Raises:
+      UserError: if it cannot be read, or has no images of the split.
+    """
+    info = read_info(config)
+    if config.synthetic or split not in info.splits:
+        raise UserError(f"{info.name} has no {split} images: give another --data_dir")
+    return info
 
 
 def prepared_images(
@@ -34,9 +46,7 @@ def prepared_images(
     Raises:
       UserError: if there are none.
     """
-    info = read_info(config)
-    if config.synthetic or split not in info.splits:
-        raise UserError(f"{info.name} has no {split} images: give another --data_dir")
+    info = info_with(config, split)
     config = config.on_one_device().replace(
         loss_scale=0.0, strategy="one_device", data_on_device=False, model_dir=""
     )

@@ -149,6 +149,10 @@ def restore(run: Run, model: Classifier, checkpoints: Checkpoints, clock: Clock)
             "run from its weights: another --model_dir, "
             f"--initial_weights={config.model_dir}"
         )
+    if not model.teacher and state.get("teacher_checksum") is not None:
+        raise UserError(
+            f"the run in {config.model_dir} learns from a teacher: give its model_dir as --teacher"
+        )
     if model.teacher and state.get("teacher_checksum") != model.teacher.checksum:
         raise UserError(
             f"the teacher in {config.teacher} has other weights than those from which the run in "

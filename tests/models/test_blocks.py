@@ -302,6 +302,15 @@ def of_two_inputs():
     return keras.Model([one, two], layers.Add()([one, two]), name="pair")
 
 
+def with_a_call_of_its_own():
+    class Own(keras.Model):
+        def call(self, inputs, training=None):
+            return 2 * super().call(inputs, training=training)
+
+    inputs = keras.Input([4])
+    return Own(inputs, layers.Dense(2)(inputs))
+
+
 def of_two_outputs():
     inputs = keras.Input([4])
     return keras.Model(inputs, [layers.ReLU()(inputs), layers.Dense(2)(inputs)], name="pair")
@@ -311,6 +320,7 @@ def of_two_outputs():
     ("make", "told"),
     [
         (subclassed, "a Own cannot be cut into blocks.*write the blocks yourself"),
+        (with_a_call_of_its_own, "a Own cannot be cut.*without a call of its own"),
         (lambda: layers.Dense(3), "a Dense cannot be cut into blocks"),
         (of_two_inputs, "model 'pair' has 2 inputs and 1 outputs"),
         (of_two_outputs, "model 'pair' has 1 inputs and 2 outputs"),

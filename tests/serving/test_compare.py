@@ -78,6 +78,14 @@ def test_missing_validation_images(config, file, digits, tmp_path):
         compare_files(config, {"onnx": file})
 
 
+def test_command_without_the_data_writes_nothing(config, tmp_path, capfd):
+    flags = [f"--model_dir={config.model_dir}", f"--onnx={tmp_path / 'x.onnx'}"]
+    compared = [f"--data_dir={tmp_path / 'none'}", f"--compare={tmp_path / 'x.json'}"]
+    assert commands.run(["export", *flags, *compared]) == 2
+    assert "none does not exist" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_command(config, tmp_path, capfd):
     """Files in float32 are compared, too, but not kept."""
     path, table = tmp_path / "small.tflite", tmp_path / "deep" / "table.json"

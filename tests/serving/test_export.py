@@ -473,3 +473,24 @@ def test_users_model(tmp_path):
     model = Classifier(inputs, keras.layers.Dense(3)(inputs))
     with pytest.raises(UserError, match="only a model from build_model can be exported"):
         export(model, tmp_path / "model")
+
+
+class Doubled(keras.Model):
+    """A functional model with a call of its own."""
+
+    def call(self, inputs, training=None):
+        return 2 * super().call(inputs, training=training)
+
+
+def test_of_a_network_with_a_call_of_its_own():
+    def make(*sizes):
+        network = small_network(*sizes)
+        return Doubled(network.inputs[0], network.outputs[0])
+
+    model = build_model(SMALL, model=make)
+    pixels = np.random.default_rng(0).integers(0, 255, (4, 16, 16, 3), np.uint8)
+    with serving_module(model) as module:
+        found = module.classify_pixels(pixels)
+    assert set(found) == {"probabilities"}
+    expected = model.predict(pixels, verbose=0)
+    np.testing.assert_allclose(found["probabilities"], expected, rtol=0, atol=1e-6)

@@ -557,6 +557,30 @@ def gray(num_classes, image_shape):
     return keras.Model(images, keras.layers.Dense(num_classes)(keras.layers.Flatten()(images)))
 
 
+class Scaled(keras.Model):
+    """A functional model with a call and an ``__init__`` of its own."""
+
+    def __init__(self, inputs, outputs, factor):
+        super().__init__(inputs, outputs)
+        self.factor = factor
+
+    def call(self, images, training=None):
+        return self.factor * super().call(images, training=training)
+
+
+def scaled(num_classes, image_shape):
+    network = with_batch_norms(num_classes, image_shape)
+    return Scaled(network.inputs[0], network.outputs[0], 5.0)
+
+
+def test_a_call_of_its_own_is_kept_when_batch_norms_could_be_replaced(config, capsys):
+    network = network_of(build_model(config, model=scaled))
+    assert "keeps Keras' batch norms (2), because Keras cannot copy it" in capsys.readouterr().err
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
+    graph = keras.Model(network.inputs, network.outputs)
+    np.testing.assert_allclose(network(images), 5 * graph(images), rtol=1e-5)
+
+
 def around_a_subclass():
     images = keras.Input((8, 8, 3))
     return keras.Model(images, Subclassed(10, (8, 8, 3))(images))
@@ -585,6 +609,7 @@ def test_initial_weights_are_not_dropped_silently(config):
         (with_softmax, "returns probabilities, but must return logits"),
         (functional(10, (9, 9, 3)), r"cannot take images of shape \(8, 8, 3\): ValueError: "),
         (Subclassed(10, (8, 8, 3)), "Subclassed is a subclass of keras.Model.*give a function"),
+        (scaled(10, (8, 8, 3)), r"cannot be copied \(Scaled has a call of its own\): give a func"),
         (around_a_subclass(), r"cannot be copied \(Subclassed in it is a subclass of keras.Model"),
         (gray, "cannot take images of shape .8, 8, 3.: ValueError: Input 0 .*of layer"),
         (3, "model is 3, but it must be a function"),

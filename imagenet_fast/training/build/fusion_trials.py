@@ -61,7 +61,7 @@ def choose_fusion(
         )
     variables = model.trainable_variables
     ordered = [variables[i] for i in creation_order(variables)]
-    shapes, dtypes = [own.shape for own in ordered], [own.dtype for own in ordered]
+    shapes, dtypes = zip(*((own.shape, tf.as_dtype(own.dtype)) for own in ordered))
     candidates = fusion_candidates(model.name, fusion_bytes, shapes, dtypes)
     steps = [
         _step(model, make(Fusion(0, segments), f"fusion_{number}"), shape)

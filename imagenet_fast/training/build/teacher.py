@@ -10,6 +10,7 @@ import tensorflow as tf
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.config import Config
+from imagenet_fast.distribute.consistency import check_consistent
 from imagenet_fast.distribute.one_call import assign_everywhere
 from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import use_restored_statistics
@@ -37,7 +38,8 @@ def build_teacher(
       rebuild: builds a model from a configuration and class names.
 
     Raises:
-      UserError: if it is no run, its network is code, or it has other classes or another loss.
+      UserError: if it is no run, its network is code, it has other classes or another loss, or
+        workers read other weights.
     """
     path = to_path(config.teacher)
     if not (path / CONFIG_FILE).is_file():
@@ -65,6 +67,12 @@ def build_teacher(
         assign_everywhere(list(weights), [value for _, value in arrays])
         use_restored_statistics(network)
     checksum = zlib.crc32(b"".join(value.tobytes() for _, value in arrays))
+    check_consistent(
+        strategy,
+        "the teacher",
+        f"weights of checksum {checksum}",
+        f"--teacher={path} must be a directory that all workers share, in which no run trains",
+    )
     name = f"{run.model} of {path}"
     return Teacher(model, config.distillation_temperature, name, checksum)
 

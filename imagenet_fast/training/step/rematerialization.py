@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -20,7 +20,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.keras_2 import KERAS_2
 from imagenet_fast.distribute.one_call import assign_local, local_values
 from imagenet_fast.models.blocks import cut
-from imagenet_fast.models.graph import calls, is_functional
+from imagenet_fast.models.graph import calls, computes_its_graph, functional_inside
 from imagenet_fast.pipeline_parallel.programs import floats_of, sum_of
 from imagenet_fast.training.step.replicated_model import states_in
 
@@ -47,11 +47,11 @@ class Rematerialization:
     def __init__(self, network: keras.Model) -> None:
         if KERAS_2:
             raise UserError("rematerialize=always needs Keras 3: install TensorFlow 2.16 or later")
-        if not is_functional(network) or len(network.inputs) != 1 or len(network.outputs) != 1:
+        if not _can_be_cut(network):
             raise UserError(
                 f"rematerialize=always: model {network.name} cannot be cut into blocks, only a "
-                "functional Keras model with one input and one output: leave it out, and use "
-                "accumulation_steps"
+                "functional Keras model with one input and one output, and without a call of its "
+                "own: leave it out, and use accumulation_steps"
             )
         blocks = list(_blocks(network))
         if len(blocks) == 1:
@@ -178,10 +178,16 @@ def _blocks(model: keras.Model) -> Iterator[keras.Model]:
     """Yields the blocks of a functional model, and of a model that is all of a block."""
     for block in cut(model):
         inside = [call.layer for call in calls(block)]
-        if len(inside) == 1 and is_functional(inside[0]) and len(inside[0].inputs) == 1:
+        if len(inside) == 1 and _can_be_cut(inside[0]):
             yield from _blocks(inside[0])
         else:
             yield block
+
+
+def _can_be_cut(model: Any) -> bool:
+    if not computes_its_graph(model) or len(model.inputs) != 1 or len(model.outputs) != 1:
+        return False
+    return not isinstance(functional_inside(model).output, Mapping)  # from which a block takes one
 
 
 def _segments(blocks: Blocks) -> list[Blocks]:

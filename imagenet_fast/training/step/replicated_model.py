@@ -130,5 +130,17 @@ def statistics_in(network: keras.layers.Layer) -> list[Any]:
 
 
 def states_in(network: keras.layers.Layer) -> list[Any]:
-    """Returns what a forward pass in training changes: averages and random layers' states."""
-    return [*statistics_in(network), *seed_states(network)]
+    """Returns what a forward pass in training may change.
+
+    These are the averages of batch norm, random layers' states and, of other layers with variables
+    that are not trained, such as ``keras.layers.SpectralNormalization``, all variables.
+    """
+    others = [
+        variable
+        for layer in layers_in(network)
+        if not isinstance(layer, keras.layers.BatchNormalization)
+        and getattr(layer, "_non_trainable_variables", None)  # its own; Keras 2 has no such name
+        for variable in layer.variables
+    ]
+    states = [*statistics_in(network), *seed_states(network), *others]
+    return list({id(state): state for state in states}.values())

@@ -1,11 +1,14 @@
 """The teacher is the network of another run, with the weights that it evaluates."""
 
+import shutil
+
 import numpy as np
 import pytest
 from small_config import SMALL
 
 from imagenet_fast import UserError, build_model, train
 from imagenet_fast.models import network_of
+from imagenet_fast.training.build import teacher
 from imagenet_fast.training.build.model import build_classifier
 from imagenet_fast.training.checkpoints.checkpoint import Checkpoints
 from imagenet_fast.training.checkpoints.model_dir import claim_model_dir
@@ -53,6 +56,16 @@ def test_a_teacher_has_the_averaged_weights_of_its_run(path, tmp_path):
     assert len(network_of(model).weights) == len(network_of(alone).weights)
 
 
+def test_workers_that_read_other_weights_of_a_teacher_are_told(path, monkeypatch):
+    said = []
+    monkeypatch.setattr(teacher, "check_consistent", lambda *own: said.append(own))
+    model = build_model(SMALL.replace(teacher=path))
+    ((strategy, what, value, advice),) = said
+    assert (strategy, what) == (model.distribute_strategy, "the teacher")
+    assert value == f"weights of checksum {model.teacher.checksum}"
+    assert f"--teacher={path} must be a directory that all workers share" in advice
+
+
 @pytest.mark.parametrize(
     ("classes", "changes", "message"),
     [
@@ -81,7 +94,7 @@ class StopError(Exception):
 
 
 def test_a_run_that_was_killed_ends_with_the_same_bits(path, tmp_path, monkeypatch, capfd):
-    """And does not resume with another teacher."""
+    """And does not resume with another teacher, or none; its folder may have moved."""
     config = SMALL.replace(
         teacher=path,
         mixup_alpha=0.2,
@@ -112,11 +125,12 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(path, tmp_path, monkeypat
     model = make_run(other)
     model.trainable_variables[0].assign_add(model.trainable_variables[0])
     Checkpoints(model, SMALL.replace(model_dir=str(other))).save(2, {})
-    with monkeypatch.context() as patch:
-        patch.setattr("imagenet_fast.training.build.teacher.to_path", lambda _: other)
-        with pytest.raises(UserError, match="has other weights than those from which the run in"):
-            train(killed)
-    train(killed)
+    with pytest.raises(UserError, match="has other weights than those from which the run in"):
+        train(killed.replace(teacher=str(other)))
+    with pytest.raises(UserError, match="learns from a teacher: give its model_dir as --teacher"):
+        train(killed.replace(teacher=""))
+    shutil.copytree(path, tmp_path / "moved")
+    train(killed.replace(teacher=str(tmp_path / "moved")))
     first, second = (load(own) for own in (whole, killed))
     assert len(first) > 20
     for one, two in zip(first, second, strict=True):

@@ -148,3 +148,91 @@ def dense_to_all():
     x = images = keras.Input((8, 8, 3))
     x = keras.layers.Conv2D(3, 3, padding="same")(x)
     return keras.Model(images, keras.layers.Add()([x, images]))
+
+
+class Doubled(keras.Model):
+    """A functional model with a call of its own."""
+
+    def call(self, inputs, training=None):
+        return 2 * super().call(inputs, training=training)
+
+
+class Counting(keras.layers.Layer):
+    """Has a weight that its call changes in training."""
+
+    def build(self, input_shape):
+        self.factor = self.add_weight(shape=(), initializer="ones", trainable=False)
+
+    def call(self, inputs, training=None):
+        if training:
+            self.factor.assign(self.factor * 1.5)
+        return inputs * self.factor
+
+
+def with_inside(inner):
+    images = keras.Input((8, 8, 3))
+    x = inner(images)
+    x = x["features"] if isinstance(x, dict) else x
+    x = keras.layers.Add()(x) if isinstance(x, list) else x
+    x = keras.layers.Conv2D(4, 3, activation="relu")(x)
+    return keras.Model(images, keras.layers.Dense(5)(keras.layers.Flatten()(x)))
+
+
+def inside(outputs_of, kind=keras.Model):
+    x = images = keras.Input((8, 8, 3))
+    x = keras.layers.Conv2D(4, 3, activation="relu")(x)
+    return with_inside(kind(images, outputs_of(x, keras.layers.Conv2D(4, 1)(x))))
+
+
+def changing(layer):
+    x = images = keras.Input((8, 8, 3))
+    for _ in range(3):
+        x = layer(keras.layers.Conv2D(4, 3, activation="relu"))(x)
+    return keras.Model(images, keras.layers.Dense(5)(keras.layers.Flatten()(x)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: inside(lambda x, y: [x, y]),
+        lambda: inside(lambda x, y: {"features": y}),
+        lambda: inside(lambda x, y: y, Doubled),
+        lambda: changing(keras.layers.SpectralNormalization),
+        lambda: changing(lambda layer: keras.Sequential([layer, Counting()])),
+    ],
+    ids=["two_outputs", "dict", "call_of_its_own", "spectral", "counting"],
+)
+def test_of_other_networks_the_gradients_are_those_of_a_tape(make):
+    keras.utils.set_random_seed(0)
+    model = make()
+    images = tf.random.stateless_normal((4, 8, 8, 3), (1, 2))
+    start = model.get_weights()
+
+    def loss(logits):
+        return tf.reduce_mean(logits**2)
+
+    @tf.function(autograph=False)
+    def plain():
+        with tf.GradientTape() as tape:
+            total = loss(model(images, training=True))
+        return tape.gradient(total, model.trainable_variables)
+
+    rematerialization = Rematerialization(model)
+
+    @tf.function(autograph=False)
+    def again():
+        scale = tf.constant(1.0)
+        return rematerialization.gradients(images, loss, scale, model.trainable_variables)[0]
+
+    expected = [*plain(), *model.get_weights()]
+    model.set_weights(start)
+    for one, other in zip(expected, [*again(), *model.get_weights()]):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_model_with_a_call_of_its_own_is_refused():
+    images = keras.Input((8, 8, 3))
+    x = keras.layers.Flatten()(keras.layers.Conv2D(4, 3)(images))
+    model = Doubled(images, keras.layers.Dense(5)(x))
+    with pytest.raises(UserError, match="without a call of its own"):
+        Rematerialization(model)
