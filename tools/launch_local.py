@@ -332,14 +332,14 @@ class Job:
 
     Args:
       grace: seconds from SIGTERM to SIGKILL when they are stopped.
-      is_over: returns whether to stop them; asked every so often.
+      is_over: returns whether to stop them; asked every so often. By default never.
 
     Attributes:
       killed: number of workers that a signal has ended, but not this job's.
       is_stopped: whether ``is_over`` has stopped the job.
     """
 
-    def __init__(self, grace: float, is_over: Callable[[], bool]) -> None:
+    def __init__(self, grace: float, is_over: Callable[[], bool] = lambda: False) -> None:
         self.killed, self.is_stopped = 0, False
         self._grace, self._is_over = grace, is_over
         self._output = Output()

@@ -188,18 +188,25 @@ def _with_equal_shares(found: _Found, replicas: int) -> _Found:
 
 
 @functools.cache
+def _visible_gpus(
+    cluster: Cluster | None, kind: str, tpu: str, gpus: str, logical_cpus: int
+) -> int:
+    """Makes the CPU's parts or the GPUs those of the options; returns the number of GPUs."""
+    if logical_cpus:
+        _split_cpu(logical_cpus)
+        return 0
+    preload_libraries()
+    count = use_gpus(gpus, cluster)
+    reason = _why_gpus_are_unused(kind, tpu, gpus)
+    if reason:
+        warn_once(f"{reason}. Continuing on the CPU; --gpus=0 hides this warning")
+    return count
+
+
 def _find(
     cluster: Cluster | None, kind: str, tpu: str, gpus: str, logical_cpus: int, pipeline: bool
 ) -> _Found:
-    if logical_cpus:
-        _split_cpu(logical_cpus)
-    gpu_count = 0
-    if not logical_cpus:
-        preload_libraries()
-        gpu_count = use_gpus(gpus, cluster)
-        reason = _why_gpus_are_unused(kind, tpu, gpus)
-        if reason:
-            warn_once(f"{reason}. Continuing on the CPU; --gpus=0 hides this warning")
+    gpu_count = _visible_gpus(cluster, kind, tpu, gpus, logical_cpus)
     if pipeline and kind not in ("auto", "one_device", "multi_worker"):
         raise UserError(
             f"pipeline_stages does not work with strategy={kind}, because pipelines choose "

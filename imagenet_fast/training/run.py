@@ -14,7 +14,7 @@ from imagenet_fast.base.keras_check import check_keras
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.steps import input_pipelines, steps_per_epoch
-from imagenet_fast.distribute.strategy import make_strategy, replicas_each
+from imagenet_fast.distribute.strategy import make_strategy, per_replica_batch_size, replicas_each
 from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.models.custom import CustomModel, name_of
 from imagenet_fast.models.options import is_custom
@@ -104,13 +104,14 @@ def with_replicas(config: Config, strategy: tf.distribute.Strategy) -> Config:
     """Returns the configuration with logical replicas, by default those of the devices.
 
     Raises:
-      UserError: if the devices cannot carry equally many.
+      UserError: if the devices cannot carry equally many, or the batch cannot be split evenly.
     """
-    each = replicas_each(config, strategy)
+    per_replica_batch_size(config, strategy)
     if len(config.replicas) == 2:
         return config
-    replicas, hosts = each * strategy.num_replicas_in_sync, input_pipelines(strategy)
-    return config.replace(replicas=(replicas, math.gcd(replicas, hosts)))
+    replicas = replicas_each(config, strategy) * strategy.num_replicas_in_sync
+    hosts = math.gcd(replicas, input_pipelines(strategy)) if replicas > 1 else 1
+    return config.replace(replicas=(replicas, hosts))
 
 
 def with_model(config: Config, model: CustomModel | None) -> Config:

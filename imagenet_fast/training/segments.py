@@ -9,15 +9,12 @@ from typing import Annotated, TypedDict
 import msgspec
 
 from imagenet_fast.base.counted import counted
-from imagenet_fast.base.environment import now
 from imagenet_fast.base.files import read_objects, write_file
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.outside import Count
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.config import Config
-from imagenet_fast.training.first_line import model_devices
 from imagenet_fast.training.logs.logger import Row
-from imagenet_fast.training.step.classifier import Classifier
 
 FILE = "segments.jsonl"
 _Devices = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
@@ -64,21 +61,6 @@ def read_segments(model_dir: str) -> list[Segment]:
     """Returns the segments of a run, in order; none of runs of earlier versions."""
     found = read_objects(to_path(model_dir, FILE), _TYPES)
     return [Segment(**{name: one[name] for name in _TYPES}) for one in found]  # type: ignore[typeddict-item]
-
-
-def segment_of(model: Classifier, step: int) -> Segment:
-    """Returns the segment that begins now.
-
-    Args:
-      model: of the run.
-      step: weight updates before it.
-    """
-    return Segment(
-        step=step,
-        devices=model.distribute_strategy.num_replicas_in_sync,
-        runs_on=str(model_devices(model)),
-        began=now(),
-    )
 
 
 def add_segment(model_dir: str, segment: Segment) -> None:

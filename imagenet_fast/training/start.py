@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import keras
 
+from imagenet_fast.base.environment import now
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import say
 from imagenet_fast.base.option import option_text
@@ -26,7 +27,12 @@ from imagenet_fast.training.checkpoints.model_dir import (
     latest_checkpoint,
     lost_best,
 )
-from imagenet_fast.training.first_line import batch_norm_images, device_count, first_line_of
+from imagenet_fast.training.first_line import (
+    batch_norm_images,
+    device_count,
+    first_line_of,
+    model_devices,
+)
 from imagenet_fast.training.logs.clock import Clock
 from imagenet_fast.training.logs.evaluations import Evaluations
 from imagenet_fast.training.logs.keras_callbacks import KerasCallbacks
@@ -38,7 +44,7 @@ from imagenet_fast.training.logs.progress_bar import ProgressBar
 from imagenet_fast.training.logs.tensorboard import TensorBoard, tensorboard_folder
 from imagenet_fast.training.logs.trackers import RowLogger
 from imagenet_fast.training.run import Run
-from imagenet_fast.training.segments import change_of_hardware, read_segments, segment_of
+from imagenet_fast.training.segments import Segment, change_of_hardware, read_segments
 from imagenet_fast.training.step.classifier import Classifier
 
 
@@ -58,6 +64,21 @@ class Start(NamedTuple):
     evaluations: Evaluations
     data_has_changed: bool
     sums: dict[str, float]
+
+
+def segment_of(model: Classifier, step: int) -> Segment:
+    """Returns the segment that begins now.
+
+    Args:
+      model: of the run.
+      step: weight updates before it.
+    """
+    return Segment(
+        step=step,
+        devices=model.distribute_strategy.num_replicas_in_sync,
+        runs_on=str(model_devices(model)),
+        began=now(),
+    )
 
 
 def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, list[str]]:

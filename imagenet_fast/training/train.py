@@ -46,8 +46,15 @@ from imagenet_fast.training.report.saved_images import (
     save_inputs,
 )
 from imagenet_fast.training.run import Run, make_run
-from imagenet_fast.training.segments import add_segment, segment_of
-from imagenet_fast.training.start import Start, make_loggers, make_model, restore, say_what_begins
+from imagenet_fast.training.segments import add_segment
+from imagenet_fast.training.start import (
+    Start,
+    make_loggers,
+    make_model,
+    restore,
+    say_what_begins,
+    segment_of,
+)
 from imagenet_fast.training.step.classifier import Classifier
 
 

@@ -89,6 +89,7 @@ def strategy_of(kind, names, implementation="AUTO", replicas=None):
         worker_devices=names,
         _communication_options=options,
         _num_replicas_in_sync=replicas or len(names),
+        _cluster_resolver=tf.distribute.cluster_resolver.TFConfigClusterResolver(),
     )
     return made
 

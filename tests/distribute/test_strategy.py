@@ -111,7 +111,7 @@ def patched(no_cluster, monkeypatch):
     """Returns what makes the strategy of a worker that sees so many GPUs; none is started."""
 
     def forget():
-        for function in (strategy._find, strategy._make_strategy):
+        for function in (strategy._visible_gpus, strategy._make_strategy):
             function.cache_clear()
 
     forget()

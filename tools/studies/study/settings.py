@@ -15,6 +15,12 @@ _EVALUATION = {
     *("checkpoint_every", "eval_every", "eval_image_size"),
     *("test_time_augmentation", "tta_fraction"),
 }
+# These, which may change when a run resumes, too.
+_HARDWARE = {
+    *("strategy", "logical_cpus", "precision", "xla", "deterministic"),
+    *("fusion", "fusion_bytes", "fusion_segments"),
+    *("all_reduce", "all_reduce_group", "all_reduce_dtype"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +49,7 @@ class Setting:
         Equal settings of several experiments have the same fingerprint, and are trained once.
         """
         changed = {*self.config.differences(Config(), all_options=False)}
-        changed |= _EVALUATION & {*self.config.differences(Config())}
+        changed |= (_EVALUATION | _HARDWARE) & {*self.config.differences(Config())}
         options = {name: str(getattr(self.config, name)) for name in sorted(changed)}
         return hashlib.sha256(f"{self.kind} {options}".encode()).hexdigest()[:12]
 
