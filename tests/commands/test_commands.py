@@ -79,7 +79,7 @@ def test_help_of_train_has_what_a_newcomer_needs_and_a_way_to_the_rest(capsys):
             ["trian"],
             "imagenet-fast trian: error: there is no command 'trian'; did you mean 'train'",
         ),
-        (["qqq"], "there is no command 'qqq'; the commands are prepare, recipes, train, history"),
+        (["qqq"], "there is no command 'qqq'; the commands are prepare, recipes, train, evaluate"),
         (["--batch_size=3"], "there is no command '--batch_size=3'"),
         (["flags"], "there is no command 'flags'"),
         (
