@@ -138,6 +138,8 @@ def options_of(network: str, run: str) -> list[str]:
             *("--flagfile=facebook_1h_8k", "--model=elastic_networks:narrow_resnet"),
             *("--image_size=28", "--train_crop=pad", "--noexamine", "--log_every=1 steps"),
             *("--checkpoint_every=20 steps", "--eval_every=20 steps"),
+            # The rate with which its warmup of 780 steps begins.
+            *("--warmup=0 steps", "--rate_scaling=none", "--learning_rate=0.1", "--decay_at="),
         ]
     options, rate = NETWORKS[network]
     rate *= 1 + 1e-6 * (run == "8 devices, another learning rate")
