@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from imagenet_fast.base.keras_2 import KERAS_2, layers_in, per_replica_variable
+from imagenet_fast.distribute.one_call import local_variable
 from imagenet_fast.layers import micro_batch
 
 if not KERAS_2:
@@ -97,13 +98,7 @@ class UnseededDraws:
     def __init__(self, key: int) -> None:
         self._key = key
         # No weight: it begins anew in each step.
-        self.state = tf.Variable(
-            tf.zeros([2], tf.int64),
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            name="unseeded_draws",
-        )
+        self.state = local_variable(tf.zeros([2], tf.int64), "unseeded_draws")
 
     @contextlib.contextmanager
     def of_step(self, step: Any) -> Iterator[None]:
