@@ -149,11 +149,8 @@ class _Found(NamedTuple):
 
     def __str__(self) -> str:
         device = f"{'G' if self.gpus else 'C'}PU{'s' * (self.each > 1)}"
-        return (
-            f"{self.workers} workers x {self.each} {device}"
-            if self.cluster
-            else (f"{self.each} {device}")
-        )
+        workers = f"{self.workers} workers x " if self.cluster else ""
+        return f"{workers}{self.each} {device}"
 
 
 def _with_equal_shares(found: _Found, replicas: int) -> _Found:
