@@ -42,7 +42,9 @@ export TF_CPP_MIN_LOG_LEVEL=2
 # Modules are compiled once, and not by each of the many processes that tests start.
 unset PYTHONDONTWRITEBYTECODE
 # One file more than cores at a time, because many tests wait for processes that they start.
-at_once=(--numprocesses="$(($(nproc) < 8 ? $(nproc) + 1 : 8))" --dist=loadfile --no-loadscope-reorder)
+# A test that ends its process, as one does that hangs, is tried once more.
+at_once=(--numprocesses="$(($(nproc) < 8 ? $(nproc) + 1 : 8))" --dist=loadfile --no-loadscope-reorder
+  --max-worker-restart=2)
 if [ "${1-}" = addons ]; then
   shift
   # Tests of what depends most on the TensorFlow version: Keras's optimizers, layers, models and files,
