@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import importlib.util
 import io
-import multiprocessing
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
-import numpy as np
 from tqdm import tqdm
 
 from imagenet_fast.base.counted import counted
@@ -24,7 +22,7 @@ from imagenet_fast.base.outside import read_bounded
 from imagenet_fast.base.paths import to_local_path
 from imagenet_fast.data.prepare.sources.base import Item, Source, printable
 from imagenet_fast.data.prepare.sources.files import MAX_IMAGE
-from imagenet_fast.data.prepare.sources.memory_limit import limited_memory
+from imagenet_fast.data.prepare.sources.imagenet_meta import rows_of_meta
 from imagenet_fast.data.prepare.sources.tars import BadTarError, TarReader, open_tar
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
@@ -52,7 +50,6 @@ _MAX_LIST = 2**25  # bytes of a list as text
 # Bytes of the development kit, unpacked, of which the two files take 1 MB, and its members.
 _MAX_DEVKIT = 2**26
 _MAX_DEVKIT_MEMBERS = 1000
-_MAX_META = 2**29  # bytes of memory to read the class names
 
 
 class _Member(NamedTuple):
@@ -266,16 +263,12 @@ def _parse_meta(data: bytes, path: Path) -> dict[int, tuple[str, str]]:
     The file has a struct array ``synsets`` with a row for each class and, with higher numbers, for
     each of their ancestors in WordNet.
     """
+    if importlib.util.find_spec("scipy") is None:
+        raise UserError(f"{path}: reading it needs SciPy: {how_to_install('imagenet')}")
     try:
-        from scipy.io import loadmat
-    except ImportError as error:
-        raise UserError(f"{path}: reading it needs SciPy: {how_to_install('imagenet')}") from error
-    try:
-        # SciPy's reader ends the process where arrays are nested too deeply.
-        with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
-            rows = pool.submit(_rows_of_meta, loadmat, data).result()
-    except Exception as error:  # SciPy may raise any class for other files
-        raise UserError(f"{path}: is not ILSVRC 2012's: {type(error).__name__}: {error}") from error
+        rows = rows_of_meta(data)
+    except ValueError as error:
+        raise UserError(f"{path}: is not ILSVRC 2012's: {error}") from None
     classes = {number: (synset, words) for number, synset, words in rows if number <= _CLASSES}
     synsets = {synset for synset, _ in classes.values()}
     if (
@@ -286,14 +279,6 @@ def _parse_meta(data: bytes, path: Path) -> dict[int, tuple[str, str]]:
     ):
         raise UserError(f"{path}: is not ILSVRC 2012's: its classes are not synsets 1, 2, ...")
     return classes
-
-
-def _rows_of_meta(loadmat: Callable[..., Any], data: bytes) -> list[tuple[int, str, str]]:
-    with limited_memory(_MAX_META):
-        file = loadmat(io.BytesIO(data), squeeze_me=True, variable_names=["synsets"])
-    table = file["synsets"]
-    columns = [np.atleast_1d(table[name]) for name in ("ILSVRC2012_ID", "WNID", "words")]
-    return [(int(number), str(synset), str(words)) for number, synset, words in zip(*columns)]
 
 
 @contextmanager
