@@ -96,13 +96,21 @@ TARGETS = {{"broken": (make, read, None)}}
 @needs_atheris
 @pytest.mark.parametrize(
     "fault",
-    ["raise KeyError(data)", "import os; os.abort()", "bytearray(2**31)[::4096] = b'x' * 2**19"],
+    [
+        "raise KeyError(data)",
+        "import os; os.abort()",
+        "bytearray(2**31)[::4096] = b'x' * 2**19",
+        "sum(range(10**8))",
+    ],
 )
 def test_faults_are_found(tmp_path, fault):
     folder = tmp_path / "fuzz"
     folder.mkdir()
-    for file in ("__main__.py", "target.py"):
-        (folder / file).write_text((FOLDER / file).read_text())
+    (folder / "target.py").write_text((FOLDER / "target.py").read_text())
+    main = (FOLDER / "__main__.py").read_text()
+    limit = "_CPU_SECONDS_OF_AN_INPUT = "
+    assert f"{limit}20\n" in main
+    (folder / "__main__.py").write_text(main.replace(f"{limit}20\n", f"{limit}1\n"))
     (folder / "targets.py").write_text(BROKEN.format(fault=fault))
     output = tmp_path / "found"
     command = [sys.executable, str(folder), "--seconds=5", f"--output_dir={output}"]

@@ -5,9 +5,9 @@ r"""Fuzzes the readers of files that others may have made, guided by coverage.
 
 Each reader runs in a process of its own, on mutations of files that the package itself wrote. It
 may read an input, or refuse it by a UserError or an OSError that names the file. Findings are any
-other exception, a crash, an input that takes over 20 seconds, and memory of more than 1 GB above
-what the first files took; their inputs are kept in the output directory. Each reader adds a line to
-``log.jsonl`` there. The status is 1 if there is a finding.
+other exception, a crash, an input that takes over 20 seconds of CPU time or two minutes, and memory of
+more than 1 GB above what the first files took; their inputs are kept in the output directory. Each
+reader adds a line to ``log.jsonl`` there. The status is 1 if there is a finding.
 
 It needs atheris, which the extra `fuzz` installs, and Python 3.11 or later.
 """
@@ -33,7 +33,8 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import LineFile, whole_lines
 from imagenet_fast.base.paths import to_path
 
-_SECONDS_OF_AN_INPUT = 20
+_CPU_SECONDS_OF_AN_INPUT = 20
+_SECONDS_OF_AN_INPUT = 120
 _MEGABYTES_ABOVE = 1000
 # As libFuzzer prints them at its end.
 _FIRST = re.compile(r"^first_mb (\d+)$", re.MULTILINE)
@@ -103,8 +104,15 @@ def fuzz(reader: str, seconds: int, seed: int, output: pathlib.Path) -> dict[str
         if not process:
             os.dup2(stdout.fileno(), 1)
             os.dup2(stderr.fileno(), 2)
-            target.fuzz(reader, pathlib.Path(folder), _MEGABYTES_ABOVE, options)
-        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+            target.fuzz(
+                reader,
+                pathlib.Path(folder),
+                _MEGABYTES_ABOVE,
+                _CPU_SECONDS_OF_AN_INPUT,
+                options,
+            )
+        _, code, used = os.wait4(process, 0)
+        status = os.waitstatus_to_exitcode(code)
         printed, errors = map(_content, (stdout, stderr))
     first = _FIRST.search(printed)
     if first is None:
@@ -120,6 +128,7 @@ def fuzz(reader: str, seconds: int, seed: int, output: pathlib.Path) -> dict[str
         "reader": reader,
         "inputs": statistics.get("number_of_executed_units", 0),
         "seconds": round(time.monotonic() - start),  # fewer than asked for with a finding
+        "cpu_seconds": round(used.ru_utime + used.ru_stime),
         "seed": seed,
         "first_mb": int(first[1]),
         "peak_mb": statistics.get("peak_rss_mb", 0),

@@ -10,6 +10,7 @@ import random
 import resource
 import struct
 import sys
+import time
 import traceback
 from typing import NoReturn
 
@@ -25,7 +26,9 @@ with (
 from imagenet_fast.base.errors import UserError
 
 
-def fuzz(reader: str, empty: pathlib.Path, megabytes_above: int, options: list[str]) -> NoReturn:
+def fuzz(
+    reader: str, empty: pathlib.Path, megabytes_above: int, cpu_seconds: float, options: list[str]
+) -> NoReturn:
     """Writes the first files, reads them, fuzzes, and ends this process.
 
     Before it fuzzes, it prints ``first_mb`` and the memory that its first files took, in MB.
@@ -34,10 +37,11 @@ def fuzz(reader: str, empty: pathlib.Path, megabytes_above: int, options: list[s
       reader: a key of ``TARGETS``.
       empty: a folder, which gets files.
       megabytes_above: limit of memory, above what the first files took.
+      cpu_seconds: limit of the CPU time of an input. It holds beside other processes, too.
       options: of libFuzzer.
     """
     try:
-        _fuzz(reader, empty, megabytes_above, options)
+        _fuzz(reader, empty, megabytes_above, cpu_seconds, options)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -46,13 +50,16 @@ def fuzz(reader: str, empty: pathlib.Path, megabytes_above: int, options: list[s
         os._exit(1)
 
 
-def _fuzz(reader: str, empty: pathlib.Path, megabytes_above: int, options: list[str]) -> None:
+def _fuzz(
+    reader: str, empty: pathlib.Path, megabytes_above: int, cpu_seconds: float, options: list[str]
+) -> None:
     make, read, mutate = targets.TARGETS[reader]
     corpus, folder = empty / "corpus", empty / "read"
     corpus.mkdir()
     folder.mkdir()
 
     def one_input(data: bytes) -> None:
+        start = time.process_time()
         try:
             read(folder, data)
         except UserError:
@@ -60,6 +67,9 @@ def _fuzz(reader: str, empty: pathlib.Path, megabytes_above: int, options: list[
         except OSError as error:
             if not error.filename:
                 raise
+        took = time.process_time() - start
+        if took > cpu_seconds:
+            raise RuntimeError(f"an input took {took:.1f} s of CPU time")
 
     for number, content in enumerate(make(folder)):
         (corpus / str(number)).write_bytes(content)
