@@ -5,9 +5,9 @@ r"""Fuzzes the readers of files that others may have made, guided by coverage.
 
 Each reader runs in a process of its own, on mutations of files that the package itself wrote. It
 may read an input, or refuse it by a UserError or an OSError that names the file. Findings are any
-other exception, a crash, an input that takes over 20 seconds of CPU time or two minutes, and memory of
-more than 1 GB above what the first files took; their inputs are kept in the output directory. Each
-reader adds a line to ``log.jsonl`` there. The status is 1 if there is a finding.
+other exception, a crash, an input that takes over 20 seconds of CPU time or two minutes, and memory
+of more than 1 GB above what the first files took; their inputs are kept in the output directory.
+Each reader adds a line to ``log.jsonl`` there. The status is 1 if there is a finding.
 
 It needs atheris, which the extra `fuzz` installs, and Python 3.11 or later.
 """
