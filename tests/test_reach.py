@@ -104,6 +104,7 @@ KNOWN = {
         ("distribute/cuda.py", "load_op_library", 1, "CUDA's libraries, as TensorFlow finds them"),
     ],
     "delete": [
+        ("distribute/members.py", "unlink", 1, "this worker's beat, named by its number"),
         ("base/files.py", "unlink", 2, "its own temporary files"),
         ("base/paths.py", "remove", 1, "unlink of a path in a bucket"),
         ("data/prepare/add_index.py", "unlink", 1, "its own lock"),
@@ -169,7 +170,15 @@ KNOWN = {
             1,
             "signal 0, which asks whether the process is there",
         ),
+        (
+            "data/prepare/sources/imagenet_meta.py",
+            "run",
+            1,
+            "module_command, the file by its input",
+        ),
         ("distribute/gpus.py", "run", 1, "nvidia-smi on PATH"),
+        ("distribute/supervisor.py", "Popen", 1, "this command line, by module_command"),
+        ("distribute/supervisor.py", "killpg", 1, "its own process"),
         ("distribute/waiting.py", "Popen", 1, "module_command, addresses of the cluster"),
         ("distribute/waiting.py", "kill", 1, "its own process"),
     ],

@@ -13,9 +13,8 @@ are set. Output lines begin with ``[worker K]``. If a worker fails, the others a
 launcher exits with its status (128 + n after signal n). No worker outlives the launcher: not after
 Ctrl-C, and on Linux not even after ``kill -9``.
 
-``--min_workers N`` goes on without workers that are killed: the run starts again with those that
-are left, N at least, and with all of them after its next checkpoint. It is the same training,
-because a run keeps its logical replicas (docs/elastic.md).
+``--restart_after S`` starts a worker that is killed again after S seconds, as a machine that comes
+back. With ``train --wait_for_hardware=M``, the others train without it until then.
 
 ``--input_servers N`` starts N ``imagenet-fast input-server`` first, passes their addresses to the
 workers as ``--input_servers=...``, and stops them when all workers have ended.
@@ -64,7 +63,7 @@ class Options:
     """What to start: ``workers`` times ``command``; see :func:`parse`."""
 
     workers: int
-    min_workers: int
+    restart_after: float | None
     input_servers: int
     port_base: int | None
     grace: float
@@ -81,9 +80,9 @@ def parse(arguments: list[str]) -> Options:
     )
     parser.add_argument("--workers", type=int, required=True, help="processes to start")
     parser.add_argument(
-        "--min_workers",
-        type=int,
-        help="with which to go on when others are killed (default: all are needed)",
+        "--restart_after",
+        type=float,
+        help="seconds after which a worker that is killed starts again (default: the others end)",
     )
     parser.add_argument(
         "--input_servers",
@@ -110,9 +109,8 @@ def parse(arguments: list[str]) -> Options:
     given, passed = parser.parse_args(arguments[:split]), arguments[split + 1 :]
     if given.workers < 1:
         parser.error(f"--workers is {given.workers}, but must be at least 1")
-    least = given.workers if given.min_workers is None else given.min_workers
-    if not 1 <= least <= given.workers:
-        parser.error(f"--min_workers is {least}, but must be in [1, {given.workers}]")
+    if given.restart_after is not None and given.restart_after < 0:
+        parser.error(f"--restart_after is {given.restart_after:g}, but must not be negative")
     if given.input_servers < 0:
         parser.error(f"--input_servers is {given.input_servers}, but must not be negative")
     if given.grace < 0:
@@ -126,7 +124,7 @@ def parse(arguments: list[str]) -> Options:
     program = shlex.split(given.program) if given.program else imagenet_fast
     return Options(
         workers=given.workers,
-        min_workers=least,
+        restart_after=given.restart_after,
         input_servers=given.input_servers,
         port_base=given.port_base,
         grace=given.grace,
@@ -332,22 +330,21 @@ class Job:
 
     Args:
       grace: seconds from SIGTERM to SIGKILL when they are stopped.
-      is_over: returns whether to stop them; asked every so often. By default never.
-
-    Attributes:
-      killed: number of workers that a signal has ended, but not this job's.
-      is_stopped: whether ``is_over`` has stopped the job.
+      restart_after: seconds after which a worker that a signal has ended starts again; None: never,
+        the job ends.
     """
 
-    def __init__(self, grace: float, is_over: Callable[[], bool] = lambda: False) -> None:
-        self.killed, self.is_stopped = 0, False
-        self._grace, self._is_over = grace, is_over
+    def __init__(self, grace: float, restart_after: float | None = None) -> None:
+        self._grace, self._restart_after = grace, restart_after
         self._output = Output()
         self._workers: list[Process] = []
         self._servers: list[Process] = []
         self._signals: list[int] = []
         self._status: int | None = None
         self._kill_at = math.inf
+        self._command: list[str] = []
+        self._environments: dict[str, dict[str, str]] = {}
+        self._again: dict[str, float] = {}  # when to start workers again
 
     def end_on(self, *signals: signal.Signals) -> None:
         """Stops the job when this process gets one of ``signals``; at the second one, at once."""
@@ -383,8 +380,10 @@ class Job:
         Raises:
           LaunchError: if one cannot be started.
         """
-        for index, environment in enumerate(environments):
-            self._start(self._workers, f"worker {index}", command, environment)
+        self._command = command
+        self._environments = {f"worker {n}": each for n, each in enumerate(environments)}
+        for name, environment in self._environments.items():
+            self._start(self._workers, name, command, environment)
 
     def _start(
         self, group: list[Process], name: str, command: list[str], environment: dict[str, str]
@@ -395,7 +394,7 @@ class Job:
 
     def wait(self) -> int:
         """Waits until all have ended; returns 0, or the status of the first failure."""
-        while self._workers:
+        while self._workers or (self._again and self._status is None):
             self._poll()
         if self._status is None:
             self._status = 0  # whatever the servers' status
@@ -412,18 +411,25 @@ class Job:
         for group in (self._workers, self._servers):
             for process in [process for process in group if process.has_ended()]:
                 group.remove(process)
-                if self._status is None and group is self._workers and process.status > 128:
-                    self.killed += 1
-                if process.status or group is self._servers:
+                killed = group is self._workers and process.process.returncode < 0
+                if killed and self._restart_after is not None and self._status is None:
+                    _log(f"{process.name} was killed; it starts again in {self._restart_after:g} s")
+                    self._again[process.name] = time.monotonic() + self._restart_after
+                elif process.status or group is self._servers:
                     self._end(f"{process.name} failed", process.status or 1)
+                else:  # The training is complete.
+                    self._restart_after = None
+                    self._again.clear()
+        for name in [name for name, due in self._again.items() if time.monotonic() >= due]:
+            del self._again[name]
+            if self._status is None:
+                _log(f"{name} starts again")
+                self._start(self._workers, name, self._command, self._environments[name])
         while self._signals:
             if self._status is not None:
                 self._kill_at = 0
             number = self._signals.pop(0)
             self._end(f"got {signal.Signals(number).name}", 128 + number)
-        if self._status is None and self._is_over():
-            self.is_stopped, self._status = True, 0
-            self._terminate()
         if time.monotonic() >= self._kill_at:
             self.kill()
 
@@ -465,41 +471,11 @@ def _log(message: str) -> None:
 def main(arguments: list[str]) -> int:
     """Runs the job of a command line; returns the exit status."""
     options = parse(arguments)
-    workers = options.workers
-    while True:
-        before = _last_checkpoint(options.command)
-
-        def is_over(count: int = workers, before: float = before) -> bool:
-            return count < options.workers and _last_checkpoint(options.command) != before
-
-        job = Job(options.grace, is_over)
-        status = _run(job, options, workers)
-        if job.is_stopped:
-            workers = options.workers
-            _log(f"a checkpoint is written: starting again with all {workers} workers")
-        elif job.killed and workers - job.killed >= options.min_workers:
-            workers -= job.killed
-            _log(f"starting again with {workers} of {options.workers} workers")
-        else:
-            return status
-
-
-def _last_checkpoint(command: list[str]) -> float:
-    """Returns when the run of a command has written a checkpoint; 0: never."""
-    for argument in reversed(command):
-        if argument.startswith("--model_dir="):
-            record = pathlib.Path(argument.partition("=")[2], "checkpoints", "checkpoint")
-            with contextlib.suppress(OSError):
-                return record.stat().st_mtime
-    return 0.0
-
-
-def _run(job: Job, options: Options, count: int) -> int:
-    """Runs a job with some of the workers; returns the exit status."""
+    job = Job(options.grace, options.restart_after)
     job.end_on(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     try:
-        ports = choose_ports(count + options.input_servers, options.port_base)
-        workers, servers = ports[:count], ports[count:]
+        ports = choose_ports(options.workers + options.input_servers, options.port_base)
+        workers, servers = ports[: options.workers], ports[options.workers :]
         environments = worker_environments(workers, os.environ)
         if job.start_servers(servers, common_environment(os.environ)):
             addresses = ",".join(f"{HOST}:{port}" for port in servers)

@@ -11,14 +11,17 @@ from imagenet_fast.base.files import new_path
 from imagenet_fast.base.notices import say
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import to_path
+from imagenet_fast.base.worker_process import module_command
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names, run_in
+from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.quiet import import_tensorflow
 from imagenet_fast.models.options import MODEL_NAMES
 from imagenet_fast.training.checkpoints.config_file import as_begun
 from imagenet_fast.training.compile_cache import cache_flags
 from imagenet_fast.training.options import metric_text
 
+_MOST_MINUTES = 60 * 24 * 7
 # The options that most runs without a recipe set, for --help.
 _MAIN_OPTIONS = (
     "data_dir",
@@ -61,7 +64,15 @@ def main(arguments: list[str]) -> int:
         "new directory to which the trained model is exported, as by `imagenet-fast export`, with "
         "keep_best that of the best evaluation; empty: none",
     )
+    flags.define(
+        "wait_for_hardware",
+        "",
+        "minutes to wait for workers that are not there, at the start or because their machine was "
+        "lost, before training without them; they are taken back at the next checkpoint. model_dir "
+        "must be one that all workers see. Empty: all workers are needed",
+    )
     flags.parse(arguments)
+    wait = _minutes(flags["wait_for_hardware"])
     config = Config.from_changes(flags.changes(run_in(flags["model_dir"])))
     # Checked here, too, because TensorFlow takes seconds to import.
     if not config.model_dir:
@@ -74,6 +85,11 @@ def main(arguments: list[str]) -> int:
     config.warn_of_unused_warmup(flags.given())
     config = as_begun(config)
     _say_of_default_batch_norms(config, flags.given())
+    if wait is not None:
+        cluster = Cluster.from_environment()
+        if cluster is not None and len(cluster.workers) > 1:
+            return _supervise(cluster, config.model_dir, wait, arguments)
+        say("--wait_for_hardware has no effect: the run has one process")
     import_tensorflow(cache_flags(config))
 
     from imagenet_fast.distribute.strategy import make_strategy
@@ -102,6 +118,41 @@ def main(arguments: list[str]) -> int:
             f"{summary['images_per_second']:.0f} images/s; {config.model_dir}/report.html"
         )
     return 0
+
+
+def _minutes(text: str) -> float | None:
+    """Returns the value of ``--wait_for_hardware``; None: none.
+
+    Raises:
+      UserError: if it is no number of minutes.
+    """
+    if not text:
+        return None
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = -1.0
+    if not 0 <= minutes <= _MOST_MINUTES:
+        raise UserError(
+            f"wait_for_hardware={text} must be a number of minutes, at most {_MOST_MINUTES:,}"
+        )
+    return minutes
+
+
+def _supervise(cluster: Cluster, model_dir: str, minutes: float, arguments: list[str]) -> int:
+    """Trains in a process that is started again with the workers that are left; its status."""
+    from imagenet_fast.distribute.supervisor import Patience, Supervisor
+    from imagenet_fast.training.checkpoints.model_dir import CHECKPOINTS, recorded_step
+
+    checkpoints = to_path(model_dir, CHECKPOINTS)
+
+    def newest_step() -> int:
+        step = recorded_step(checkpoints)
+        return -1 if step is None else step
+
+    command = [*module_command("imagenet_fast"), "train", *arguments, "--wait_for_hardware="]
+    folder = to_path(model_dir, "workers")
+    return Supervisor(cluster, folder, command, newest_step, Patience(60 * minutes)).run()
 
 
 def _say_of_default_batch_norms(config: Config, given: Collection[str]) -> None:

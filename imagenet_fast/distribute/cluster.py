@@ -20,6 +20,8 @@ _EXAMPLE = (
 )
 _ADDRESS = re.compile(r".+:[0-9]+")
 _MOST_HOSTS = 100_000
+# The indices of the workers that take part, separated by commas; without it, all do.
+TAKING_PART = "IMAGENET_FAST_WORKERS"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +56,27 @@ class Cluster:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Cluster | None:
         """Returns the cluster of ``TF_CONFIG``, else of Slurm's variables, else None.
 
+        With ``IMAGENET_FAST_WORKERS``, which a supervisor sets, it has only those workers.
+
         Raises:
           UserError: if they are malformed.
         """
-        return cls.from_tf_config(environment) or cls.from_slurm(environment)
+        cluster = cls.from_tf_config(environment) or cls.from_slurm(environment)
+        text = environment.get(TAKING_PART, "")
+        if cluster is None or not text:
+            return cluster
+        indices = [int(part) if part.isdecimal() else -1 for part in text.split(",")]
+        places = range(len(cluster.workers))
+        if indices != sorted({*indices}.intersection(places)) or cluster.index not in indices:
+            raise UserError(
+                f"{TAKING_PART} is {text!r}, but must have ascending indices of the job's "
+                f"{len(places)} workers, among them {cluster.index}, this one's"
+            )
+        return dataclasses.replace(
+            cluster,
+            workers=tuple(cluster.workers[index] for index in indices),
+            index=indices.index(cluster.index),
+        )
 
     @classmethod
     def from_tf_config(cls, environment: Mapping[str, str]) -> Cluster | None:

@@ -68,8 +68,8 @@ def test_help_of_train_has_what_a_newcomer_needs_and_a_way_to_the_rest(capsys):
     main, full = pages
     assert {*main} <= {*full}
     assert {"data_dir", "model_dir", "batch_size", "learning_rate", "saved_model"} <= {*main}
-    assert len(main) == len(_MAIN_OPTIONS) + 1 < 30
-    assert {*full} == {*option_names(), "saved_model"}
+    assert len(main) == len(_MAIN_OPTIONS) + 2 < 32
+    assert {*full} == {*option_names(), "saved_model", "wait_for_hardware"}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.distribute.cluster import Cluster, hosts_of
+from imagenet_fast.distribute.cluster import TAKING_PART, Cluster, hosts_of
 
 
 def tf_config(cluster, kind="worker", index=0):
@@ -237,3 +237,37 @@ def test_tf_config_has_priority_over_slurm():
 def test_os_environ_is_the_default(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", Cluster(("a:1", "b:1"), 1).to_tf_config())
     assert Cluster.from_environment() == Cluster(("a:1", "b:1"), 1)
+
+
+# --- The workers that take part
+
+
+@pytest.mark.parametrize(
+    ("text", "workers", "place"),
+    [
+        ("", "abcd", 2),
+        ("0,1,2,3", "abcd", 2),
+        ("0,2", "ac", 1),
+        ("2,3", "cd", 0),
+        ("2", "c", 0),
+    ],
+)
+def test_workers_that_take_part(text, workers, place):
+    addresses = [f"{host}:1" for host in "abcd"]
+    environment = {**tf_config({"worker": addresses}, index=2), TAKING_PART: text}
+    got = Cluster.from_environment(environment)
+    assert got == Cluster(tuple(f"{host}:1" for host in workers), place)
+
+
+def test_slurms_tasks_that_take_part_share_the_gpus_of_their_host():
+    environment = {**slurm("n[1-2]", "2(x2)", 4, 3), TAKING_PART: "0,1,3"}
+    cluster = Cluster.from_environment(environment)
+    assert cluster == Cluster(("n1:8888", "n1:8889", "n2:8889"), 2)
+    assert cluster.tasks_share_gpus and cluster.place_on_host() == (0, 1)
+
+
+@pytest.mark.parametrize("text", ["1,0", "0,0", "0,3", "1", "-1,0", "0,x", "0,", ",", "0 ,1", "²"])
+def test_wrong_workers_that_take_part(text):
+    environment = {**tf_config({"worker": ["a:1", "b:1", "c:1"]}), TAKING_PART: text}
+    with pytest.raises(UserError, match=r"IMAGENET_FAST_WORKERS is .* 3 workers, among them 0"):
+        Cluster.from_environment(environment)

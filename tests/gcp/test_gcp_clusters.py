@@ -22,8 +22,7 @@ print(json.dumps([dict(os.environ), sys.argv[1:]]))
 # A fake srun with two tasks on one node: starts them with its variables, waits, and fails if one of
 # them does.
 SRUN = """#!/bin/bash
-[ "$1" = --kill-on-bad-exit=1 ] || exit 9
-shift
+while [[ $1 == --* ]]; do echo "$1" >>"$HOME/options"; shift; done
 export SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=gpu1 SLURM_STEP_TASKS_PER_NODE=2
 for SLURM_PROCID in 0 1; do
   SLURM_PROCID=$SLURM_PROCID "$@" &
@@ -88,6 +87,25 @@ def test_the_manifest_is_consistent():
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes
 
 
+def test_a_lost_worker_comes_back_and_an_error_ends_the_job():
+    """Kubernetes starts pods of lost nodes again, but none that ended by an error of its own."""
+    jobset = manifest()
+    (job,) = jobset["spec"]["replicatedJobs"]
+    spec = job["template"]["spec"]
+    template = spec["template"]["spec"]
+    # What a limit per index and a policy of failures need.
+    assert spec["completionMode"] == "Indexed" and template["restartPolicy"] == "Never"
+    assert spec["backoffLimitPerIndex"] > 0 and "backoffLimit" not in spec
+    lost, error = spec["podFailurePolicy"]["rules"]
+    assert lost == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+    name = template["containers"][0]["name"]
+    # The statuses of a command with a user error, and of Python with a traceback.
+    codes = {"containerName": name, "operator": "In", "values": [1, 2]}
+    assert error == {"action": "FailJob", "onExitCodes": codes}
+    (rule,) = jobset["spec"]["failurePolicy"]["rules"]
+    assert rule == {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_each_pod_of_the_manifest_finds_the_others(environment, index):
     jobset = manifest()
@@ -106,6 +124,7 @@ def test_each_pod_of_the_manifest_finds_the_others(environment, index):
     cluster, arguments = seen(finished.stdout)
     assert cluster == Cluster(hosts, index)
     assert arguments[:2] == ["train", "--strategy=multi_worker"]
+    assert "--wait_for_hardware=10" in arguments
     assert "--flagfile=facebook_1h_8k" in arguments
     recipe = next(word for word in arguments if "flagfile" in word).partition("=")[2]
     assert find_recipe(recipe)
@@ -130,9 +149,18 @@ def test_the_image_finds_the_driver_where_gke_mounts_it():
     assert "ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib64" in lines
 
 
-def test_slurm_tasks_find_each_other(environment):
+@pytest.mark.parametrize(
+    ("more", "srun"),
+    [
+        ([], ["--kill-on-bad-exit=1"]),
+        (["--wait_for_hardware=5"], ["--no-kill", "--kill-on-bad-exit=0"]),
+        (["--wait_for_hardware", "5"], ["--no-kill", "--kill-on-bad-exit=0"]),
+    ],
+)
+def test_slurm_tasks_find_each_other(environment, tmp_path, more, srun):
+    given = ["--flagfile=digits", "--seed=2", *more]
     finished = subprocess.run(
-        ["bash", ROOT / "gcp" / "slurm.sbatch", "--flagfile=digits", "--seed=2"],
+        ["bash", ROOT / "gcp" / "slurm.sbatch", *given],
         env=environment,
         capture_output=True,
         text=True,
@@ -140,8 +168,9 @@ def test_slurm_tasks_find_each_other(environment):
     )
     workers = ("gpu1:8888", "gpu1:8889")
     found = sorted(map(seen, finished.stdout.splitlines()), key=lambda task: task[0].index)
-    given = ["train", "--flagfile=digits", "--seed=2"]
-    assert found == [(Cluster(workers, index), given) for index in range(2)]
+    assert found == [(Cluster(workers, index), ["train", *given]) for index in range(2)]
+    # By Slurm, tasks of a step end with the first failure, or when a node fails, only if so.
+    assert (tmp_path / "options").read_text().split() == srun
 
 
 def test_a_failing_slurm_task_fails_the_job(environment, tmp_path):

@@ -519,48 +519,57 @@ def test_workers_reach_each_other_without_a_proxy(run, machine):
     assert own["NO_PROXY"] == "127.0.0.1,localhost"
 
 
-# A run of three workers: worker 1 is killed at the first start; the second one writes a checkpoint.
-LOSES_ONE = """
-import json, os, pathlib, signal, sys, time
-task = json.loads(os.environ["TF_CONFIG"])
-count, index = len(task["cluster"]["worker"]), task["task"]["index"]
-folder = pathlib.Path(sys.argv[-1].partition("=")[2])
-print("one of", count, flush=True)
-checkpoint = folder / "checkpoints" / "checkpoint"
-if count == 3 and checkpoint.exists():
-    sys.exit(0)
-if count == 3 and index == 1:
-    time.sleep(0.2)
-    os.kill(os.getpid(), signal.SIGKILL)
-if count == 2 and index == 0:
-    checkpoint.parent.mkdir(parents=True)
-    checkpoint.touch()
-time.sleep(30)
+# Worker 1 ends as given until its second start; the others wait for that.
+ENDS_ONCE = """
+import json, os, pathlib, sys, time
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+started = pathlib.Path(sys.argv[-1])
+print("started", flush=True)
+if index == 1 and not started.exists():
+    started.touch()
+    {ending}
+if index == 1:
+    started.with_name("again").touch()
+while not started.with_name("again").exists():
+    time.sleep(0.05)
 """
 
 
-def test_a_run_goes_on_without_a_worker_and_takes_it_back(run, tmp_path):
-    arguments = ("--min_workers", "2", "--", f"--model_dir={tmp_path / 'run'}")
-    status, output, errors = run(LOSES_ONE, *arguments, workers=3)
+def test_a_worker_that_is_killed_starts_again(run, tmp_path):
+    script = ENDS_ONCE.format(ending="os.kill(os.getpid(), 9)")
+    arguments = ("--restart_after", "0.5", "--", str(tmp_path / "started"))
+    status, output, errors = run(script, *arguments, workers=3)
     assert status == 0, errors
-    assert lines_of(output, 0) == ["one of 3", "one of 2", "one of 3"]
-    assert lines_of(output, 2) == ["one of 3", "one of 3"]
-    assert "starting again with 2 of 3 workers" in errors
-    assert "a checkpoint is written: starting again with all 3 workers" in errors
+    assert [len(lines_of(output, worker)) for worker in range(3)] == [1, 2, 1]
+    assert "worker 1 was killed; it starts again in 0.5 s" in errors
 
 
 @pytest.mark.parametrize(
-    ("least", "failure", "expected"),
-    [("3", "os.kill(os.getpid(), 9)", 137), ("2", "sys.exit(2)", 2)],
+    ("restart", "ending", "expected"),
+    [
+        ((), "os.kill(os.getpid(), 9)", 137),
+        (("--restart_after", "0"), "sys.exit(2)", 2),
+        (("--restart_after", "0"), "sys.exit(137)", 137),
+    ],
 )
-def test_a_run_ends_with_too_few_workers_or_an_error_of_its_own(
-    run, tmp_path, least, failure, expected
+def test_workers_with_an_error_of_their_own_do_not_start_again(
+    run, tmp_path, restart, ending, expected
 ):
-    script = LOSES_ONE.replace("os.kill(os.getpid(), signal.SIGKILL)", failure)
-    arguments = ("--min_workers", least, "--", f"--model_dir={tmp_path / 'run'}")
-    status, output, _ = run(script, *arguments, workers=3)
+    script = ENDS_ONCE.format(ending=ending)
+    status, output, _ = run(script, *restart, "--", str(tmp_path / "started"), workers=2)
     assert status == expected
-    assert lines_of(output, 0) == ["one of 3"]
+    assert lines_of(output, 1) == ["started"]
+
+
+def test_a_killed_worker_does_not_start_again_when_another_has_finished(run, tmp_path):
+    script = """
+import json, os, pathlib, time
+if json.loads(os.environ["TF_CONFIG"])["task"]["index"]:
+    os.kill(os.getpid(), 9)
+time.sleep(0.5)
+"""
+    status, _, errors = run(script, "--restart_after", "10", "--", workers=2)
+    assert status == 0 and "starts again in 10 s" in errors
 
 
 @pytest.mark.parametrize(
@@ -575,8 +584,7 @@ def test_a_run_ends_with_too_few_workers_or_an_error_of_its_own(
         (["--workers", "2", "--port_base", "65535", "--", "train"], "--port_base is 65535"),
         (["--workers", "2", "--port_base", "0", "--", "train"], "--port_base is 0"),
         (["--workers", "2", "--grace", "-1", "--", "train"], "--grace is -1"),
-        (["--workers", "2", "--min_workers", "3", "--", "train"], "--min_workers is 3"),
-        (["--workers", "2", "--min_workers", "0", "--", "train"], "--min_workers is 0"),
+        (["--workers", "2", "--restart_after", "-1", "--", "train"], "--restart_after is -1"),
         (["--workers", "2", "--input_servers", "-1", "--", "train"], "--input_servers is -1"),
         (["--workers", "2", "--program", "/no/such/file"], "cannot start '/no/such/file'"),
     ],
