@@ -2,12 +2,14 @@
 
 import copy
 import json
+import math
 import os
 import pathlib
 import random
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -21,7 +23,7 @@ finally:
     sys.path.remove(str(ROOT / "tools"))
 
 END = {
-    "variables": {"a": "1", "b": "2"},
+    "variables": {"a": [1], "b": [2.0, -4.0]},
     "rows": [
         {"kind": "train", "step": 1, "loss": 2.0},
         {"kind": "validation", "step": 1, "loss": 3.0},
@@ -34,7 +36,7 @@ END = {
     ("change", "named"),
     [
         (lambda end: None, ""),
-        (lambda end: end["variables"].update(b="3"), "1 of 2 variables differ, as b"),
+        (lambda end: end["variables"].update(b=[2.0, -4.0001]), "1 of 2 variables differ, as b"),
         (lambda end: end["variables"].pop("a"), "other variables"),
         (lambda end: end["rows"].append(end["rows"][0]), "row 2 is ('train', 1), not None"),
         (lambda end: end["rows"].pop(0), "row 0 is ('validation', 1), not ('train', 1)"),
@@ -46,6 +48,27 @@ def test_ends_that_differ(change, named):
     changed = copy.deepcopy(END)
     change(changed)
     found = ends.difference(changed, END)
+    assert named in found and bool(found) == bool(named)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda end: end["variables"].update(b=[2.003, -4.003]), ""),
+        (lambda end: end["variables"].update(b=[2.0, -4.005]), "1 of 2 variables differ, as b"),
+        (lambda end: end["variables"].update(b=[2.0]), "1 of 2 variables differ, as b"),
+        (lambda end: end["variables"].update(b=[2.0, math.nan]), "1 of 2 variables differ, as b"),
+        (lambda end: end["variables"].update(a=[2]), "1 of 2 variables differ, as a"),
+        (lambda end: end["rows"][0].update(loss=2.001), ""),
+        (lambda end: end["rows"][0].update(loss=2.003), "loss of step 1 is 2.003, not 2.0"),
+        (lambda end: end["rows"][0].update(loss=None), "loss of step 1 is None, not 2.0"),
+        (lambda end: end["rows"][0].update(kind="validation"), "row 0 is ('validation', 1), not"),
+    ],
+)
+def test_ends_that_differ_by_more_than_rounding(change, named):
+    changed = copy.deepcopy(END)
+    change(changed)
+    found = ends.difference(changed, END, rounding=1e-3)
     assert named in found and bool(found) == bool(named)
 
 
@@ -84,6 +107,19 @@ def test_kinds_that_a_run_can_have():
     kinds = play.kinds_for(list(faults.FAULTS), workers=1, clock=False, missing=["disk"])
     assert not {"kill_one", "partition", "disk_full", "clock"} & set(kinds)
     assert {"kill_all", "stop", "damaged_checkpoint"} <= set(kinds)
+    assert "other_workers" not in kinds
+    assert "other_workers" in play.kinds_for(list(faults.FAULTS), 2, clock=False, missing=[])
+
+
+@pytest.mark.parametrize(("running", "possible"), [(3, {1, 2}), (1, {2, 3})])
+def test_another_number_of_workers(scene, running, possible):
+    scene.most_workers, chosen = 3, set()
+    for _ in range(20):
+        scene.workers = [types.SimpleNamespace(send=lambda number: None) for _ in range(running)]
+        with faults.FAULTS["other_workers"].play(scene):
+            assert all(each.was_signalled for each in scene.workers)
+        chosen.add(scene.next_workers)
+    assert chosen == possible
     assert "clock" in play.kinds_for(list(faults.FAULTS), workers=1, clock=True, missing=[])
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -14,7 +14,7 @@ _FILES = ("summary.json", "report.html")
 
 
 def end_of(model_dir: pathlib.Path) -> dict[str, Any]:
-    """Returns digests of all variables in the last checkpoint, the rows without times, and files.
+    """Returns all variables in the last checkpoint, the rows without times, and files.
 
     For a process that may start threads.
     """
@@ -22,7 +22,7 @@ def end_of(model_dir: pathlib.Path) -> dict[str, Any]:
 
     reader = tf.train.load_checkpoint(str(model_dir / "checkpoints"))
     variables = {
-        name: hashlib.sha256(reader.get_tensor(name).tobytes()).hexdigest()
+        name: _flat(reader.get_tensor(name))
         for name in sorted(reader.get_variable_to_shape_map())
         if name.endswith("/.ATTRIBUTES/VARIABLE_VALUE")
     }
@@ -35,24 +35,49 @@ def end_of(model_dir: pathlib.Path) -> dict[str, Any]:
     return {"variables": variables, "rows": rows, "files": files}
 
 
-def difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
-    """Returns the first thing in which an end differs from another; empty: they are equal."""
+def _flat(value: Any) -> list[Any]:
+    """Returns an array, or a scalar, as a list that JSON keeps to the bit."""
+    import numpy as np
+
+    array = np.asarray(value)
+    return array.ravel().tolist() if array.dtype.kind in "fiub" else [repr(value)]
+
+
+def difference(found: dict[str, Any], expected: dict[str, Any], rounding: float = 0) -> str:
+    """Returns the first thing in which an end differs from another; empty: they are equal.
+
+    Args:
+      found: the end.
+      expected: the other one.
+      rounding: the largest difference of numbers, relative to the largest one of their variable.
+    """
     if found["variables"].keys() != expected["variables"].keys():
         return "the last checkpoint has other variables"
-    digests = expected["variables"]
-    names = [name for name in digests if found["variables"][name] != digests[name]]
+    variables = expected["variables"]
+    names = [n for n in variables if not _close(found["variables"][n], variables[n], rounding)]
     if names:
-        return f"{len(names)} of {len(digests)} variables differ, as {names[0]}"
+        return f"{len(names)} of {len(variables)} variables differ, as {names[0]}"
     steps = [[(row["kind"], row["step"]) for row in end["rows"]] for end in (found, expected)]
     if steps[0] != steps[1]:
         pairs = itertools.zip_longest(*steps)
         number, (own, other) = next((n, pair) for n, pair in enumerate(pairs) if len({*pair}) > 1)
         return f"row {number} is {own}, not {other}"
     for row, other in zip(found["rows"], expected["rows"]):
-        names = [name for name in other if row.get(name) != other[name]]
+        names = [name for name in other if not _close([row.get(name)], [other[name]], rounding)]
         if names:
             name = names[0]
             return f"{name} of step {other['step']} is {row.get(name)!r}, not {other[name]!r}"
     if found["files"] != expected["files"]:
         return f"files are {found['files']}, not {expected['files']}"
     return ""
+
+
+def _close(found: list[Any], expected: list[Any], rounding: float) -> bool:
+    """Returns whether values are equal, but for rounding."""
+    if found == expected or not rounding:
+        return found == expected
+    numbers = (*found, *expected)
+    if len(found) != len(expected) or not all(isinstance(each, float) for each in numbers):
+        return False
+    limit = rounding * max(map(abs, expected))
+    return all(math.isclose(a, b, rel_tol=0, abs_tol=limit) for a, b in zip(found, expected))

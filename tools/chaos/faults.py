@@ -29,6 +29,8 @@ class Scene:
       clock: of workers; None: the machine's.
       random: numbers that decide how a fault is.
       workers: that run.
+      next_workers: their number at the next start.
+      most_workers: with which the run begins.
       damaged: steps of checkpoints that faults have damaged.
       details: how the fault is, for the log.
     """
@@ -39,6 +41,8 @@ class Scene:
     clock: Clock | None
     random: random.Random
     workers: Sequence[Worker] = ()
+    next_workers: int = 1
+    most_workers: int = 1
     damaged: set[int] = dataclasses.field(default_factory=set)
     details: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -84,6 +88,7 @@ class Fault:
       seconds: the shortest and longest time that it lasts.
       needs: ``disk``, ``network``, ``clock`` or nothing.
       workers: that it needs.
+      run_workers: with which a run must begin.
     """
 
     play: _Play
@@ -91,6 +96,7 @@ class Fault:
     seconds: tuple[float, float] = (0, 0)
     needs: str = ""
     workers: int = 1
+    run_workers: int = 1
 
 
 @contextlib.contextmanager
@@ -103,6 +109,15 @@ def _kill_one(scene: Scene) -> Iterator[None]:
 def _kill_all(scene: Scene) -> Iterator[None]:
     scene.signal(scene.workers, signal.SIGKILL)
     yield
+
+
+@contextlib.contextmanager
+def _other_workers(scene: Scene) -> Iterator[None]:
+    """Kills all; the run goes on with another number of them."""
+    with _kill_all(scene):
+        yield
+    others = [n + 1 for n in range(scene.most_workers) if n + 1 != len(scene.workers)]
+    scene.next_workers = scene.details["next workers"] = scene.random.choice(others)
 
 
 @contextlib.contextmanager
@@ -207,11 +222,10 @@ def _half_written(scene: Scene) -> Iterator[None]:
     scene.details["half written"] = kind
 
 
-# A further kind, another number of workers at the next start, belongs here once a run can resume
-# so: Scene would get that number, which Play._start reads.
 FAULTS = {
     "kill_one": Fault(_kill_one, ends=True, workers=2),
     "kill_all": Fault(_kill_all, ends=True),
+    "other_workers": Fault(_other_workers, ends=True, run_workers=2),
     "terminate_one": Fault(_terminate_one, ends=True, workers=2),
     "terminate_all": Fault(_terminate_all, ends=True),
     "stop": Fault(_stop, seconds=(0.2, 4)),
