@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError
@@ -210,7 +210,7 @@ class Supervisor:
         if killed or lost:
             if start.fruitless + 1 < _FRUITLESS:
                 return -1
-        elif self._clock() - self._since < self._patience.lost_after:
+        elif not self._seen_since_then(start.workers):
             return None  # It may turn out that one is lost.
         failure = next((status for status in failures if status > 0), 137)
         self._say(
@@ -221,8 +221,8 @@ class Supervisor:
     def _next(self, there: Mapping[int, Beat], start: Start | None) -> Start | None:
         """Returns a start with the workers that are there, or the last one, to wait for others."""
         missing = sorted(set(range(len(self._cluster.workers))) - set(there))
-        if not set(there) <= self._presence.since(self._since) | {self._index}:
-            return start  # It is seen in a moment, or lost.
+        if not self._seen_since_then(there):
+            return start
         is_known = start is not None and start.over == "back"
         if missing and not is_known and self._clock() - self._since < self._patience.wait:
             minutes = self._patience.wait / 60
@@ -242,6 +242,10 @@ class Supervisor:
             step=step,
             fruitless=fruitless,
         )
+
+    def _seen_since_then(self, workers: Iterable[int]) -> bool:
+        """Whether workers have given a beat since the last change; others are late, or lost."""
+        return set(workers) <= self._presence.since(self._since) | {self._index}
 
     def _start_training(self, start: Start) -> None:
         environment = {**os.environ, TAKING_PART: ",".join(map(str, start.workers))}

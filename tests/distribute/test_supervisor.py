@@ -1,6 +1,7 @@
 """Supervisors as processes, whose training is a small script."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -56,6 +57,13 @@ def step(number):
 def wait_for(condition):
     while not condition():
         time.sleep(0.02)
+
+def started(worker):
+    log = folder / f"log{worker}"
+    return log.read_text().count(f"{workers}\\n") if log.exists() else 0
+
+# The first worker must not be done before the others have begun.
+wait_for(lambda: all(started(worker) >= started(index) for worker in workers))
 
 """
 
@@ -330,13 +338,17 @@ def test_a_failure_is_no_error_of_its_own_if_a_worker_turns_out_to_be_lost(tmp_p
     supervisor, seconds = leading(tmp_path)
     start = Start(1, (0, 1, 2), ("p0", "p1", "p2"), over="failed")
     failed = {**beats(0, 1, start=1, status=2), **beats(2, start=1)}
+    supervisor._presence.update(beats(0, 1, 2))
     supervisor._since = seconds[0]
+    seconds[0] += 1
+    later = {index: dataclasses.replace(beat, count=2) for index, beat in failed.items()}
+    supervisor._presence.update({**failed, 1: later[1]})
     assert supervisor._lead(failed, start) == start
-    seconds[0] += 9
-    assert supervisor._lead(failed, start) == start
+    # It is lost: the others start again.
     two = {index: failed[index] for index in (0, 1)}
     assert supervisor._lead(two, start).status is None
-    seconds[0] += 2
+    # It is not: the error is one of the training.
+    supervisor._presence.update(later)
     assert supervisor._lead(failed, start).status == 2
 
 
