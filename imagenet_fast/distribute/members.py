@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 from collections.abc import Callable
 from typing import Optional
@@ -86,6 +87,9 @@ class Board:
     """
 
     def __init__(self, folder: Path, workers: int) -> None:
+        if folder.is_symlink():
+            reason = "is a link, through which nothing is written"
+            raise OSError(errno.ELOOP, reason, str(folder))
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._workers = workers

@@ -312,12 +312,20 @@ def test_damaged_files_count_as_missing(job, tmp_path, content):
     assert run.starts(0) == [[0]]
 
 
-def test_a_folder_that_cannot_be_used(tmp_path):
-    (tmp_path / "workers").write_text("")
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: path.write_text(""), "File exists"),
+        (lambda path: path.symlink_to(path.parent), "is a link, through which nothing is written"),
+    ],
+)
+def test_a_folder_that_cannot_be_used(tmp_path, make, reason):
+    make(tmp_path / "workers")
     cluster = Cluster(("host0:1", "host1:1"), 0)
     supervisor = Supervisor(cluster, tmp_path / "workers", [], lambda: -1, Patience(0))
-    with pytest.raises(UserError, match="workers know of each other, cannot be used: File exists"):
+    with pytest.raises(UserError, match=f"workers know of each other, cannot be used: {reason}"):
         supervisor.run()
+    assert [path.name for path in tmp_path.iterdir()] == ["workers"]
 
 
 def leading(tmp_path, step=-1):
