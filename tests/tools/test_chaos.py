@@ -72,6 +72,12 @@ def test_ends_that_differ_by_more_than_rounding(change, named):
     assert named in found and bool(found) == bool(named)
 
 
+def test_largest_difference():
+    changed = copy.deepcopy(END)
+    changed["variables"].update(a=[5], b=[2.0, -4.002])
+    assert ends.largest_difference(changed, END) == pytest.approx(0.002 / 4)
+
+
 @pytest.fixture
 def scene(tmp_path):
     """Three checkpoints, and one whose end was not recorded."""

@@ -72,6 +72,16 @@ def difference(found: dict[str, Any], expected: dict[str, Any], rounding: float 
     return ""
 
 
+def largest_difference(found: dict[str, Any], expected: dict[str, Any]) -> float:
+    """Returns the largest difference of a number in two ends' variables, relative as above."""
+    pairs = [(found["variables"].get(name), other) for name, other in expected["variables"].items()]
+    return max(
+        max(abs(a - b) for a, b in zip(own, other)) / (max(map(abs, other)) or 1)
+        for own, other in pairs
+        if own and isinstance(other[0], float)
+    )
+
+
 def _close(found: list[Any], expected: list[Any], rounding: float) -> bool:
     """Returns whether values are equal, but for rounding."""
     if found == expected or not rounding:
