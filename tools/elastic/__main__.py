@@ -8,7 +8,7 @@ Trains small networks for 50 steps of 8 logical replicas: on 8 devices, and on 1
 this machine's CPU. The weights are compared with those of 8 devices; so are those of 8 devices with
 a learning rate that differs in its seventh digit, which tells what rounding alone becomes. --recipe
 trains 20 steps of facebook_1h_8k with an eighth of the channels, on images of 28 pixels: 256
-replicas on 8 devices, 2 and one.
+replicas on 8 devices, 2 and one, and on 8 with that other learning rate.
 
 Writes elastic.json (or recipe.json) and a table beside it. Rerun it to train what is missing.
 """
@@ -35,6 +35,7 @@ FOLDER = pathlib.Path(__file__).parent
 ROOT = FOLDER.parents[1]
 STEPS = 50
 REFERENCE = "8 devices"
+OTHER_RATE = "8 devices, another learning rate"
 
 
 class Part(NamedTuple):
@@ -59,7 +60,7 @@ RUNS = {
         Part(1, 2, 40),
         Part(1),
     ],
-    "8 devices, another learning rate": [Part(8)],
+    OTHER_RATE: [Part(8)],
 }
 # Options of each network; the last one's learning rate is multiplied in the last run.
 NETWORKS: dict[str, tuple[dict[str, Any], float]] = {
@@ -70,6 +71,7 @@ RECIPE_RUNS = {
     "8 devices": [Part(8, until=20)],
     "2 devices": [Part(2, until=20)],
     "1 device": [Part(1, until=20)],
+    OTHER_RATE: [Part(8, until=20)],
 }
 
 
@@ -133,19 +135,20 @@ def train(folder: pathlib.Path, network: str, run: str, parts: list[Part], data:
 
 def options_of(network: str, run: str) -> list[str]:
     """Returns a run's flags."""
+    factor = 1 + 1e-6 * (run == OTHER_RATE)
     if network == "facebook_1h_8k":
         return [
             *("--flagfile=facebook_1h_8k", "--model=elastic_networks:narrow_resnet"),
             *("--image_size=28", "--train_crop=pad", "--noexamine", "--log_every=1 steps"),
             *("--checkpoint_every=20 steps", "--eval_every=20 steps"),
             # The rate with which its warmup of 780 steps begins.
-            *("--warmup=0 steps", "--rate_scaling=none", "--learning_rate=0.1", "--decay_at="),
+            *("--warmup=0 steps", "--rate_scaling=none", f"--learning_rate={0.1 * factor!r}"),
+            "--decay_at=",
         ]
     options, rate = NETWORKS[network]
-    rate *= 1 + 1e-6 * (run == "8 devices, another learning rate")
     return [
         *("--flagfile=digits", "--replicas=8,1", f"--model=elastic_networks:{network}"),
-        *(f"--learning_rate={rate!r}", "--warmup=0 steps", "--decay_at=", "--noexamine"),
+        *(f"--learning_rate={rate * factor!r}", "--warmup=0 steps", "--decay_at=", "--noexamine"),
         *("--log_every=1 steps", "--checkpoint_every=10 steps", "--eval_every=50 steps"),
         *(f"--{name}={value}" for name, value in options.items()),
     ]
