@@ -24,7 +24,9 @@ def read_config(model_dir: str) -> Config:
     It names no code, no server, and no folder to write to but ``model_dir``: a ``model`` given as
     ``module:function`` is ``custom``; ``cache_dir``, ``compile_cache``, ``input_servers``,
     ``pipeline_servers`` and ``tpu`` have their defaults, and so has ``data_dir`` if it is in
-    another bucket than ``model_dir``. Set them by ``replace`` if they are yours.
+    another bucket than ``model_dir``. Set them by ``replace`` if they are yours. Nor does it download
+    weights: ``pretrained`` is false, and ``freeze_through``, which needs initial weights, is then
+    empty.
 
     Raises:
       UserError: if there is none.
@@ -148,6 +150,8 @@ def _left_out(stored: Config) -> dict[str, Any]:
         for field in dataclasses.fields(stored)
         if not field.metadata["in_files_of_runs"] and getattr(stored, field.name) != field.default
     }
+    if "pretrained" in values:
+        values["freeze_through"] = ""
     if is_custom(stored.model):
         values["model"] = CUSTOM
     if not is_local(stored.data_dir) and _bucket(stored.data_dir) != _bucket(stored.model_dir):

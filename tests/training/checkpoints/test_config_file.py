@@ -55,6 +55,15 @@ def test_every_option_that_names_a_server_or_a_folder_is_left_out(run):
     assert named - left_out == {"model_dir", "data_dir", "initial_weights", "class_weights"}
 
 
+def test_frozen_layers_of_pretrained_weights_are_read_without_them(run):
+    """Evaluation and export asked for the weights that the checkpoint replaces."""
+    directory = run(model="keras:VGG16", pretrained=True, freeze_through="all_but_head")
+    expected = Config(model="keras:VGG16", model_dir=directory)
+    assert read_config(directory) == config_of_run(directory, {}) == expected
+    directory = run(model="keras:VGG16", initial_weights="x", freeze_through="1")
+    assert read_config(directory).freeze_through == "1"
+
+
 @pytest.mark.parametrize("name", FOREIGN)
 def test_servers_and_places_to_write_are_not_taken_from_a_run(run, name):
     directory = run(pipeline_stages=2, xla=name == "compile_cache", **{name: FOREIGN[name]})
