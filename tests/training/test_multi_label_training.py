@@ -246,6 +246,12 @@ def test_evaluations_of_one_label(run, name):
     assert ("predict --output" in str(raised.value)) == (name == "predictions")
 
 
+def test_a_run_of_one_label_is_not_evaluated_on_several(run):
+    """The error named losses, which are training's."""
+    with pytest.raises(UserError, match=r"the run in .* has learned one class an image: give data"):
+        evaluate(run[1].replace(loss="cross_entropy"), model=network)
+
+
 def test_thresholds_of_another_model(run, tmp_path):
     _, config = run
     path = pathlib.Path(config.model_dir, FILE)
@@ -256,6 +262,9 @@ def test_thresholds_of_another_model(run, tmp_path):
             evaluate(config, model=network)
         with pytest.raises(UserError, match="thresholds of other classes than the model's 5"):
             export(config, tmp_path / "model", model=network)
+        path.write_text("{")  # `evaluate` writes none, and deleting it would leave none
+        with pytest.raises(UserError, match=r"cannot be read: .*; bring it back from a copy, or"):
+            evaluate(config, model=network)
     finally:
         path.write_text(kept)
 

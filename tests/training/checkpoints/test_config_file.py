@@ -8,7 +8,12 @@ import pytest
 
 from imagenet_fast import Config, UserError, commands, read_config
 from imagenet_fast.base.notices import warn_once
-from imagenet_fast.training.checkpoints.config_file import as_begun, config_of_run, stored_config
+from imagenet_fast.training.checkpoints.config_file import (
+    as_begun,
+    config_of_run,
+    differences,
+    stored_config,
+)
 
 # Values of the options that a run's file may not give.
 FOREIGN = {
@@ -62,6 +67,13 @@ def test_frozen_layers_of_pretrained_weights_are_read_without_them(run):
     assert read_config(directory) == config_of_run(directory, {}) == expected
     directory = run(model="keras:VGG16", initial_weights="x", freeze_through="1")
     assert read_config(directory).freeze_through == "1"
+
+
+def test_options_without_a_value_have_a_name():
+    config = Config()
+    assert differences(["teacher"], config.replace(teacher="runs/a"), config) == (
+        "teacher is runs/a there, empty here"
+    )
 
 
 @pytest.mark.parametrize("name", FOREIGN)
