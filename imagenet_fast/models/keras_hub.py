@@ -49,7 +49,7 @@ def preset_folder(preset: str, download: bool = False) -> Path:
     if preset not in presets:
         hint = "" if "/" in preset else choices_hint(preset, sorted(presets))
         raise UserError(
-            f"there is neither a preset nor a folder with {_CONFIG} keras_hub:{preset}{hint}"
+            f"keras_hub:{preset} is neither a preset of KerasHub nor a folder with {_CONFIG}{hint}"
         )
     handle = presets[preset]["kaggle_handle"].removeprefix("kaggle://")
     cache = os.environ.get("KAGGLEHUB_CACHE") or "~/.cache/kagglehub"

@@ -18,6 +18,6 @@ def check_arguments(directory: str, paths: Sequence[str]) -> None:
       UserError: if one is missing.
     """
     if not paths:
-        raise UserError("no images: name image files")
+        raise UserError("no images: name image files or folders")
     if not directory:
         raise UserError("no model: give --saved_model, a directory that `export` wrote")

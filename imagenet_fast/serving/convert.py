@@ -83,6 +83,9 @@ def export_onnx(
             opset=opset,
             custom_op_handlers={"Erfc": (_erfc, [])},
         )
+        # tf2onnx also lists tensors of layers, such as a ViT's positions, which are constants here.
+        for value in [own for own in proto.graph.input if own.name != "pixels"]:
+            proto.graph.input.remove(value)
         try:
             onnx.checker.check_model(proto)
         except onnx.checker.ValidationError as error:

@@ -47,7 +47,7 @@ from imagenet_fast.training.report.predictions_file import (
     check_predictions_file,
     write_predictions,
 )
-from imagenet_fast.training.run import Run, check_number_of_labels, with_model
+from imagenet_fast.training.run import Run, with_model
 from imagenet_fast.training.step.calibration import (
     calibration_error,
     fitted_temperature,
@@ -251,8 +251,8 @@ def evaluate(
         check_network(config)
         if fit_temperature and config.loss != "cross_entropy":
             raise UserError(
-                f"fit_temperature is of a softmax, but this run's loss is {config.loss}, which "
-                "gives each class a probability on its own"
+                f"a fitted temperature is of a softmax, but this run's loss is {config.loss}, "
+                "which gives each class a probability on its own"
             )
         # Evaluation has neither training's batch-norm groups nor its logical replicas, which may
         # not fit the devices.
@@ -270,8 +270,11 @@ def evaluate(
                 f"{info.name} has no {split} shards, only those of {', '.join(info.splits)}: give "
                 "other data, or another split"
             )
-        # Nothing is compared with other evaluations.
-        check_number_of_labels(config.replace(best_metric="auto"), info)
+        if info.multi_label and config.loss == "cross_entropy":
+            raise UserError(
+                f"images of {info.name} have several labels, but the run in {config.model_dir} has "
+                "learned one class an image: give data with one label an image"
+            )
         if info.multi_label:
             given = {"predictions": predictions, "fit_temperature": fit_temperature}
             given |= {"class_map": class_map, "right_labels": right_labels}

@@ -165,32 +165,44 @@ def right_labels_of(
     Args:
       path: of the file, for messages.
       found: of :func:`read_right_labels`.
-      files: the name of each image; folders before it do not matter.
+      files: the name of each image. Folders before it matter only if the file has them for all.
 
     Raises:
       UserError: if the file is of other images.
     """
-    names = [pathlib.PurePosixPath(file).name for file in files]
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise UserError(
-            f"right_labels: {repeated[0]!r} is the name of several images, which {path} cannot "
-            "tell apart"
-        )
-    if isinstance(found, dict):
-        by_name = {pathlib.PurePosixPath(name).name: labels for name, labels in found.items()}
-    elif len(found) != len(names):
-        raise UserError(
-            f"right_labels: {path} has {len(found)} lists, but there are {len(names)} images"
-        )
+    names = list(files)
+    if isinstance(found, dict) and all(name in found for name in names):
+        by_name = found
     else:
-        by_name = dict(zip(sorted(names), found))
+        names = [pathlib.PurePosixPath(name).name for name in names]
+        by_name = _by_name(path, found, names)
     missing = [name for name in names if name not in by_name]
     if missing:
         raise UserError(f"right_labels: {path} has no list for {_some(missing)}")
     if not any(by_name[name] for name in names):
         raise UserError(f"right_labels: {path} has no right label of any image")
     return [by_name[name] for name in names]
+
+
+def _by_name(
+    path: str, found: list[list[int]] | dict[str, list[int]], names: list[str]
+) -> dict[str, list[int]]:
+    """Returns the right labels of the images of these names, without folders."""
+    keys = [pathlib.PurePosixPath(name).name for name in found] if isinstance(found, dict) else []
+    counts = Counter(names) | Counter(keys)
+    repeated = [name for name in names if counts[name] > 1]
+    if repeated:
+        raise UserError(
+            f"right_labels: {repeated[0]!r} is the name of several images, which {path} cannot "
+            "tell apart: give an object with the images' names as --predictions writes them"
+        )
+    if isinstance(found, dict):
+        return dict(zip(keys, found.values()))
+    if len(found) != len(names):
+        raise UserError(
+            f"right_labels: {path} has {len(found)} lists, but there are {len(names)} images"
+        )
+    return dict(zip(sorted(names), found))
 
 
 def right_labels_accuracy(predicted: np.ndarray, right: Sequence[Sequence[int]]) -> RightLabels:

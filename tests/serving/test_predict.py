@@ -315,4 +315,4 @@ def test_wrong_arguments(model, images, capfd):
     ]
     finished = run(capfd, f"--saved_model={model}")
     assert (finished.status, finished.out) == (2, [])
-    assert finished.err == ["imagenet-fast predict: error: no images: name image files"]
+    assert finished.err == ["imagenet-fast predict: error: no images: name image files or folders"]

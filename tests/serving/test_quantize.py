@@ -206,6 +206,19 @@ def test_exact_gelu_in_onnx(tmp_path):
     np.testing.assert_allclose(load_onnx(path, 1)(images), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_tensors_of_layers_are_no_inputs_in_onnx(tmp_path, precision):
+    """KerasHub's ViT keeps its positions so: files had a second input, which nobody could give."""
+    images = np.random.default_rng(0).integers(0, 256, (20, 16, 16, 3), np.uint8)
+    table, rows = np.random.default_rng(1).normal(size=[2, 3]).astype("f"), tf.constant([[1]])
+    model = network_with(lambda x: x + tf.gather(table, rows)[0])
+    path = export_onnx(model, tmp_path / "model", precision=precision, calibration=images)
+    assert [value.name for value in onnx.load(path).graph.input] == ["pixels"]
+    expected = tf.nn.softmax(model(images, training=False))
+    atol = 0.05 if precision == "int8" else 1e-6
+    np.testing.assert_allclose(load_onnx(path, 1)(images), expected, atol=atol)
+
+
 def test_operation_that_onnx_lacks(tmp_path):
     model = network_with(lambda x: tf.math.betainc(tf.abs(x) + 1, tf.abs(x) + 1, tf.sigmoid(x)))
     with pytest.raises(UserError, match=r"ONNX cannot express this network in opset 15: .*Betainc"):

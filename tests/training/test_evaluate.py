@@ -385,7 +385,7 @@ def test_right_labels_of_other_images_are_refused_before_the_evaluation(
 def test_sigmoids_have_no_temperature(config, saved, tmp_path):
     sigmoids = config.replace(loss="binary_cross_entropy", model_dir=str(tmp_path))
     claim_model_dir(sigmoids, saved.labels)
-    with pytest.raises(UserError, match="fit_temperature is of a softmax"):
+    with pytest.raises(UserError, match="a fitted temperature is of a softmax"):
         evaluate(sigmoids, fit_temperature=True)
 
 

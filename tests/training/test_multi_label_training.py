@@ -25,6 +25,7 @@ from imagenet_fast.serving.predict import predict
 from imagenet_fast.serving.quantize import calibration_images, prepared_images
 from imagenet_fast.serving.runtimes import tflite
 from imagenet_fast.training.checkpoints.checkpoint import restore_weights
+from imagenet_fast.training.checkpoints.model_dir import claim_model_dir
 from imagenet_fast.training.checkpoints.thresholds import FILE, read_thresholds
 from imagenet_fast.training.evaluate import Evaluator
 from imagenet_fast.training.run import make_run
@@ -246,6 +247,14 @@ def test_evaluations_of_one_label(run, name):
     assert ("predict --output" in str(raised.value)) == (name == "predictions")
 
 
+def test_a_run_of_one_label_is_not_evaluated_on_several(run, tmp_path):
+    """The error named losses, which are training's."""
+    config = run[1].replace(loss="cross_entropy", model_dir=str(tmp_path))
+    claim_model_dir(config, [f"stripe {number}" for number in range(5)])
+    with pytest.raises(UserError, match=r"the run in .* has learned one class an image: give data"):
+        evaluate(config)
+
+
 def test_thresholds_of_another_model(run, tmp_path):
     _, config = run
     path = pathlib.Path(config.model_dir, FILE)
@@ -256,6 +265,9 @@ def test_thresholds_of_another_model(run, tmp_path):
             evaluate(config, model=network)
         with pytest.raises(UserError, match="thresholds of other classes than the model's 5"):
             export(config, tmp_path / "model", model=network)
+        path.write_text("{")  # `evaluate` writes none, and deleting it would leave none
+        with pytest.raises(UserError, match=r"cannot be read: .*; bring it back from a copy, or"):
+            evaluate(config, model=network)
     finally:
         path.write_text(kept)
 

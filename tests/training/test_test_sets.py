@@ -131,5 +131,17 @@ def test_wrong_right_labels(tmp_path, content, message):
     path = written(tmp_path / "real.json", content)
     with pytest.raises(UserError, match=message):
         right_labels_of(path, read_right_labels(path, 3), FILES)
-    with pytest.raises(UserError, match="is the name of several images"):
-        right_labels_of(path, {}, ["a/1.png", "b/1.png"])
+
+
+def test_right_labels_of_images_of_the_same_name():
+    """As those of class folders often are; another split may have them, too."""
+    lists = {"a/1.png": [0], "b/1.png": [1, 2], "c/2.png": [2]}
+    assert right_labels_of("real.json", lists, ["b/1.png", "a/1.png"]) == [[1, 2], [0]]
+    assert right_labels_of("real.json", lists, ["elsewhere/c/2.png"]) == [[2]]
+    for found, files in [
+        ([[0], [1]], ["a/1.png", "b/1.png"]),
+        ({}, ["a/1.png", "b/1.png"]),
+        (lists, ["elsewhere/a/1.png"]),  # was given the last one's
+    ]:
+        with pytest.raises(UserError, match=r"'1\.png' is the name of several images"):
+            right_labels_of("real.json", found, files)

@@ -84,7 +84,7 @@ def _check_classes(path: object, theirs: Sequence[str], labels: Sequence[str]) -
         reason = f"{len(theirs)} classes, but the data have {len(labels)}"
     else:
         number = next(n for n, pair in enumerate(zip(theirs, labels)) if pair[0] != pair[1])
-        reason = f"{theirs[number]} as class {number}, which is {labels[number]} in the data"
+        reason = f"{theirs[number]!r} as class {number}, which is {labels[number]!r} in the data"
     raise UserError(
         f"teacher: the run in {path} has {reason}: give one that was trained on the same classes"
     )

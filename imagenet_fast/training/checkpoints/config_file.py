@@ -24,7 +24,8 @@ def read_config(model_dir: str) -> Config:
     It names no code, no server, and no folder to write to but ``model_dir``: a ``model`` given as
     ``module:function`` is ``custom``; ``cache_dir``, ``compile_cache``, ``input_servers``,
     ``pipeline_servers`` and ``tpu`` have their defaults, and so has ``data_dir`` if it is in
-    another bucket than ``model_dir``. Set them by ``replace`` if they are yours.
+    another bucket than ``model_dir``. Set them by ``replace`` if they are yours. Nothing is
+    downloaded: ``pretrained`` is false and, if it was true, ``freeze_through`` empty.
 
     Raises:
       UserError: if there is none.
@@ -106,8 +107,8 @@ def other_options(names: Sequence[str], run: Config, config: Config) -> UserErro
 def differences(names: Sequence[str], run: Config, config: Config) -> str:
     """Returns what options are there, of a run, and here, in words."""
     return "; ".join(
-        f"{name} is {option_text(getattr(run, name))} there, "
-        f"{option_text(getattr(config, name))} here"
+        f"{name} is {option_text(getattr(run, name)) or 'empty'} there, "
+        f"{option_text(getattr(config, name)) or 'empty'} here"
         for name in names
     )
 
@@ -148,6 +149,8 @@ def _left_out(stored: Config) -> dict[str, Any]:
         for field in dataclasses.fields(stored)
         if not field.metadata["in_files_of_runs"] and getattr(stored, field.name) != field.default
     }
+    if "pretrained" in values:
+        values["freeze_through"] = ""
     if is_custom(stored.model):
         values["model"] = CUSTOM
     if not is_local(stored.data_dir) and _bucket(stored.data_dir) != _bucket(stored.model_dir):

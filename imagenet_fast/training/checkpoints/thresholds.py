@@ -58,7 +58,9 @@ def read_thresholds(directory: str) -> dict[str, Thresholds]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read: {error}; delete it, and evaluate again") from None
+        raise UserError(
+            f"{path}: cannot be read: {error}; bring it back from a copy, or train again"
+        ) from None
 
 
 def thresholds_of(directory: str, checkpoint: str, labels: Sequence[str]) -> list[float] | None:
@@ -80,6 +82,6 @@ def thresholds_of(directory: str, checkpoint: str, labels: Sequence[str]) -> lis
     if list(chosen) != list(labels):
         raise UserError(
             f"{to_path(directory, FILE)}: has thresholds of other classes than the model's "
-            f"{len(labels)}: it is of another run; delete it, and train again"
+            f"{len(labels)}: it is of another run; bring back the run's, or train again"
         )
     return list(chosen.values())

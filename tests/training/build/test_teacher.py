@@ -70,7 +70,7 @@ def test_workers_that_read_other_weights_of_a_teacher_are_told(path, monkeypatch
     ("classes", "changes", "message"),
     [
         (CLASSES[:9], {"num_classes": 9}, "has 9 classes, but the data have 10: give one that"),
-        ((*CLASSES[:9], "x"), {}, "has x as class 9, which is 9 in the data: give one that"),
+        ((*CLASSES[:9], "x"), {}, "has 'x' as class 9, which is '9' in the data: give one that"),
         (CLASSES, {"loss": "binary_cross_entropy"}, "trained with --loss=binary_cross_entropy"),
         (CLASSES, {"model": "my:net"}, "teacher: the network of the run in .* is code, my:net"),
     ],

@@ -8,7 +8,12 @@ import pytest
 
 from imagenet_fast import Config, UserError, commands, read_config
 from imagenet_fast.base.notices import warn_once
-from imagenet_fast.training.checkpoints.config_file import as_begun, config_of_run, stored_config
+from imagenet_fast.training.checkpoints.config_file import (
+    as_begun,
+    config_of_run,
+    differences,
+    stored_config,
+)
 
 # Values of the options that a run's file may not give.
 FOREIGN = {
@@ -53,6 +58,22 @@ def test_every_option_that_names_a_server_or_a_folder_is_left_out(run):
     named = {name for name in fields if name.endswith(("_dir", "_servers", "tpu", "_weights"))}
     # Handled on their own: where the run is, and three that are read only.
     assert named - left_out == {"model_dir", "data_dir", "initial_weights", "class_weights"}
+
+
+def test_frozen_layers_of_pretrained_weights_are_read_without_them(run):
+    """Evaluation and export asked for the weights that the checkpoint replaces."""
+    directory = run(model="keras:VGG16", pretrained=True, freeze_through="all_but_head")
+    expected = Config(model="keras:VGG16", model_dir=directory)
+    assert read_config(directory) == config_of_run(directory, {}) == expected
+    directory = run(model="keras:VGG16", initial_weights="x", freeze_through="1")
+    assert read_config(directory).freeze_through == "1"
+
+
+def test_options_without_a_value_have_a_name():
+    config = Config()
+    assert differences(["teacher"], config.replace(teacher="runs/a"), config) == (
+        "teacher is runs/a there, empty here"
+    )
 
 
 @pytest.mark.parametrize("name", FOREIGN)
