@@ -167,7 +167,7 @@ class Supervisor:
                 reason = f"{error.filename}: {error.strerror}"
         seconds = self._clock() - self._worked
         if seconds >= max(self._patience.wait, self._patience.lost_after):
-            raise UserError(f"{reason}; giving up after {seconds / 60:.2g} minutes")
+            raise UserError(f"{reason}; giving up after {seconds:.0f} seconds")
         self._say(f"{reason}; trying again")
         return None
 
@@ -264,8 +264,9 @@ class Supervisor:
         if killed or lost or not failures or start.over == "lost":
             if start.fruitless + 1 < _FRUITLESS:
                 return -1
-        elif self._clock() - self._since < self._patience.lost_after:
-            return None  # It may turn out that one is lost.
+        # It may turn out that one is lost, whose last beat may have been seen late.
+        elif self._clock() - self._since < self._patience.lost_after + 3 * self._patience.beat:
+            return None
         failure = next((status for status in failures if status > 0), 137)
         self._say(
             f"giving up after {counted(start.fruitless + 1, 'start')} without a new checkpoint"

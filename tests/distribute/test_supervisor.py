@@ -215,7 +215,7 @@ if first:
 
 
 def test_sigterm_ends_a_worker_and_the_others_go_on(job):
-    run = job("if 1 in workers: wait_for(lambda: False)", wait=0.5)
+    run = job("if 1 in workers: wait_for(lambda: False)", wait=3)
     run.start(0, 1, 2)
     run.wait_for(lambda: all(run.starts(index) for index in range(3)))
     run.processes[1].terminate()
@@ -349,7 +349,7 @@ def test_it_gives_up_when_the_folder_is_gone(job, tmp_path):
     shutil.rmtree(tmp_path / "workers")
     assert run.statuses() != [0]
     assert "No such file or directory; trying again" in run.errors[0]
-    assert "No such file or directory; giving up after 0.02" in run.errors[0]
+    assert "No such file or directory; giving up after" in run.errors[0]
 
 
 def leading(tmp_path, step=-1):
@@ -372,7 +372,7 @@ def test_a_failure_is_no_error_of_its_own_if_a_worker_turns_out_to_be_lost(tmp_p
     failed = {**beats(0, 1, start=1, status=2), **beats(2, start=1)}
     supervisor._since = seconds[0]
     assert supervisor._lead(failed, start) == start
-    seconds[0] += 9
+    seconds[0] += 12
     assert supervisor._lead(failed, start) == start
     two = {index: failed[index] for index in (0, 1)}
     assert supervisor._lead(two, start).status is None
