@@ -105,7 +105,7 @@ class Job:
 @pytest.fixture
 def job(tmp_path):
     with contextlib.ExitStack() as stack:
-        yield lambda training="", workers=3, wait=1.0: Job(tmp_path, training, workers, wait, stack)
+        yield lambda training="", workers=3, wait=3.0: Job(tmp_path, training, workers, wait, stack)
 
 
 def test_all_workers_train_once(job, tmp_path):
