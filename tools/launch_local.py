@@ -411,7 +411,9 @@ class Job:
         for group in (self._workers, self._servers):
             for process in [process for process in group if process.has_ended()]:
                 group.remove(process)
-                killed = group is self._workers and process.process.returncode < 0
+                # `train --wait_for_hardware` ends its training first after SIGTERM.
+                code = process.process.returncode
+                killed = group is self._workers and (code < 0 or code == 128 + signal.SIGTERM)
                 if killed and self._restart_after is not None and self._status is None:
                     _log(f"{process.name} was killed; it starts again in {self._restart_after:g} s")
                     self._again[process.name] = time.monotonic() + self._restart_after

@@ -30,6 +30,10 @@ _FRUITLESS = 3
 _GLANCE = 0.2
 
 
+class _ReplacedError(UserError):
+    """Another process supervises the same worker."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Patience:
     """Times in seconds.
@@ -73,8 +77,9 @@ class Supervisor:
         self._patience, self._clock = patience, clock
         self._beat = Beat(uuid.uuid4().hex, 0)
         self._presence = Presence(patience.lost_after, clock)
-        self._began = self._since = clock()
+        self._began = self._since = self._worked = clock()
         self._training: subprocess.Popen[bytes] | None = None
+        self._trains: Start | None = None  # what the training process belongs to
         self._ended_before = 0
         self._last: tuple[int, str] | None = None
         self._signals: list[int] = []
@@ -85,10 +90,11 @@ class Supervisor:
 
         Raises:
           KeyboardInterrupt: after Ctrl-C, when the training process has ended.
-          UserError: if the folder cannot be used.
+          UserError: if the folder cannot be used, or another process has this worker's place.
         """
         try:
             board = Board(self._folder, len(self._cluster.workers))
+            self._check_alone(board)
             board.write_beat(self._index, self._beat)
             earlier = board.start()
         except OSError as error:
@@ -113,17 +119,56 @@ class Supervisor:
         finally:
             self._kill_training()
             with contextlib.suppress(OSError):
-                board.remove_beat(self._index)
+                if self._has_place(board.beats()):
+                    board.remove_beat(self._index)
+
+    def _check_alone(self, board: Board) -> None:
+        """Checks that no other process writes this worker's beats.
+
+        Raises:
+          UserError: if one does.
+        """
+        before = board.beats().get(self._index)
+        if before is None:
+            return
+        # A process that was killed has left it, or another job runs.
+        for _ in range(3):
+            time.sleep(self._patience.beat)
+            if board.beats().get(self._index, before) != before:
+                raise self._replaced()
+        self._began = self._since = self._worked = self._clock()
+
+    def _has_place(self, beats: Mapping[int, Beat]) -> bool:
+        """Returns whether no other process has written this worker's beat."""
+        return beats.get(self._index, self._beat).process == self._beat.process
+
+    def _replaced(self) -> UserError:
+        return _ReplacedError(
+            f"another process is worker {self._index} of a job in {self._folder}: end that job, or "
+            "choose another --model_dir"
+        )
 
     def _round_on(self, board: Board) -> int | None:
-        """Does what is due; returns the status with which this process is to end, or None."""
+        """Does what is due; returns the status with which this process is to end, or None.
+
+        Raises:
+          UserError: if that has been impossible for too long, or another process does it.
+        """
         try:
-            return self._round(board)
+            status = self._round(board)
+            self._worked = self._clock()
+            return status
+        except _ReplacedError:
+            raise
         # The disk is full, or the file server does not answer.
-        except OSError as error:
-            self._say(f"{error.filename}: {error.strerror}; trying again")
-        except UserError as error:
-            self._say(f"{error}; trying again")
+        except (OSError, UserError, subprocess.SubprocessError) as error:
+            reason = str(error)
+            if isinstance(error, OSError) and error.filename:
+                reason = f"{error.filename}: {error.strerror}"
+        seconds = self._clock() - self._worked
+        if seconds >= max(self._patience.wait, self._patience.lost_after):
+            raise UserError(f"{reason}; giving up after {seconds:.0f} seconds")
+        self._say(f"{reason}; trying again")
         return None
 
     def _round(self, board: Board) -> int | None:
@@ -131,9 +176,12 @@ class Supervisor:
             status = self._training.returncode
             self._kill_training()  # and what it has started
             self._beat = dataclasses.replace(self._beat, running=False, status=status)
+        beats = board.beats()
+        if not self._has_place(beats):
+            raise self._replaced()
         self._beat = dataclasses.replace(self._beat, count=self._beat.count + 1)
         board.write_beat(self._index, self._beat)
-        there = self._presence.update(board.beats())
+        there = self._presence.update(beats)
         there[self._index] = self._beat
         start = board.start()
         if start is not None and start.number == self._ended_before:
@@ -152,7 +200,7 @@ class Supervisor:
         """Starts or ends the training process; returns the status with which this one is to end."""
         if start is None:
             return None
-        if self._training is not None and (start.over or start.number != self._beat.start):
+        if self._training is not None and (start.over or not _same(start, self._trains)):
             self._end_training(signal.SIGTERM)
             return None
         if start.status is not None:
@@ -184,7 +232,13 @@ class Supervisor:
         ended = _statuses(there, start)
         if ended.get(start.workers[0]) == 0:
             return "done"
-        if any(ended.values()):
+        # One may have followed the file of a leader that wrote too late.
+        stopped = any(
+            beat.start == start.number and not beat.running and beat.status is None
+            for index, beat in there.items()
+            if beat.process in start.processes
+        )
+        if stopped or any(ended.values()):
             self._say("the training has failed; ending it on all workers")
             return "failed"
         lost = _lost(there, start)
@@ -205,13 +259,14 @@ class Supervisor:
         if len(lost) == len(start.workers):
             return -1  # It was of an earlier job.
         failures = [status for status in _statuses(there, start).values() if status]
-        # By a signal, not by an error of its own.
+        # By a signal, not by an error of its own. A worker that was lost may be there again.
         killed = any(status < 0 for status in failures)
-        if killed or lost:
+        if killed or lost or not failures or start.over == "lost":
             if start.fruitless + 1 < _FRUITLESS:
                 return -1
-        elif not self._seen_since_then(start.workers):
-            return None  # It may turn out that one is lost.
+        # It may turn out that one is lost, whose last beat may have been seen late.
+        elif not self._seen_since(self._since + 3 * self._patience.beat, start.workers):
+            return None
         failure = next((status for status in failures if status > 0), 137)
         self._say(
             f"giving up after {counted(start.fruitless + 1, 'start')} without a new checkpoint"
@@ -221,19 +276,24 @@ class Supervisor:
     def _next(self, there: Mapping[int, Beat], start: Start | None) -> Start | None:
         """Returns a start with the workers that are there, or the last one, to wait for others."""
         missing = sorted(set(range(len(self._cluster.workers))) - set(there))
-        if not self._seen_since_then(there):
-            return start
-        is_known = start is not None and start.over == "back"
-        if missing and not is_known and self._clock() - self._since < self._patience.wait:
+        goes_on = (
+            start is not None
+            and start.number != self._ended_before
+            and len(_lost(there, start)) < len(start.workers)
+        )
+        # The others have been waited for.
+        awaited = set(missing).intersection(start.workers) if start and goes_on else missing
+        if not self._seen_since(self._since, there):
+            return start  # It is seen in a moment, or lost.
+        if awaited and self._clock() - self._since < self._patience.wait:
             minutes = self._patience.wait / 60
-            self._say(f"waiting up to {minutes:g} minutes for {_names(missing)}")
+            self._say(f"waiting up to {minutes:g} minutes for {_names(sorted(awaited))}")
             return start
         without = f", without {_names(missing)}" if missing else ""
         self._say(f"starting with {counted(len(there), 'worker')}{without}")
         step, fruitless = self._newest_step(), 0
         if start is not None and start.over in ("lost", "failed") and step <= start.step:
-            of_this_job = len(_lost(there, start)) < len(start.workers)
-            fruitless = start.fruitless + 1 if of_this_job else 0
+            fruitless = start.fruitless + 1 if goes_on else 0
         last = max((beat.start for beat in there.values()), default=0)
         return Start(
             number=max(last, start.number if start else 0) + 1,
@@ -243,11 +303,12 @@ class Supervisor:
             fruitless=fruitless,
         )
 
-    def _seen_since_then(self, workers: Iterable[int]) -> bool:
-        """Whether workers have given a beat since the last change; others are late, or lost."""
-        return set(workers) <= self._presence.since(self._since) | {self._index}
+    def _seen_since(self, time: float, workers: Iterable[int]) -> bool:
+        """Returns whether beats of workers have been seen since a time of the clock."""
+        return self._clock() >= time and set(workers) <= {self._index} | self._presence.since(time)
 
     def _start_training(self, start: Start) -> None:
+        self._trains = start
         environment = {**os.environ, TAKING_PART: ",".join(map(str, start.workers))}
         self._training = subprocess.Popen(
             list(self._command),
@@ -327,6 +388,11 @@ def _statuses(there: Mapping[int, Beat], start: Start) -> dict[int, int]:
         and beat.start == start.number
         and beat.status is not None
     }
+
+
+def _same(start: Start, other: Start | None) -> bool:
+    """Returns whether two are the same start; two leaders may have given one number to two."""
+    return other is not None and (start.number, start.processes) == (other.number, other.processes)
 
 
 def _lost(there: Mapping[int, Beat], start: Start) -> list[int]:

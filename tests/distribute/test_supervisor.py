@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,7 +112,7 @@ class Job:
 @pytest.fixture
 def job(tmp_path):
     with contextlib.ExitStack() as stack:
-        yield lambda training="", workers=3, wait=1.0: Job(tmp_path, training, workers, wait, stack)
+        yield lambda training="", workers=3, wait=3.0: Job(tmp_path, training, workers, wait, stack)
 
 
 def test_all_workers_train_once(job, tmp_path):
@@ -221,7 +222,7 @@ if first:
 
 
 def test_sigterm_ends_a_worker_and_the_others_go_on(job):
-    run = job("if 1 in workers: wait_for(lambda: False)", wait=0.5)
+    run = job("if 1 in workers: wait_for(lambda: False)", wait=3)
     run.start(0, 1, 2)
     run.wait_for(lambda: all(run.starts(index) for index in range(3)))
     run.processes[1].terminate()
@@ -328,6 +329,44 @@ def test_a_folder_that_cannot_be_used(tmp_path, make, reason):
     assert [path.name for path in tmp_path.iterdir()] == ["workers"]
 
 
+def test_a_second_job_in_the_folder_is_refused_and_the_first_one_goes_on(job, tmp_path):
+    training = "wait_for((folder / 'enough').exists)"
+    first = job(training, workers=2)
+    first.start(0, 1)
+    first.wait_for(lambda: first.starts(0) and first.starts(1))
+    second = job(training, workers=2)
+    second.start(0, 1)
+    second.statuses()
+    assert "another process is worker 0 of a job" in second.errors[0]
+    assert "another process is worker 1 of a job" in second.errors[1]
+    (tmp_path / "enough").touch()
+    assert first.statuses() == [0, 0]
+    assert first.starts(0) == first.starts(1) == [[0, 1]]
+
+
+def test_a_supervisor_ends_once_another_has_its_place(job, tmp_path):
+    """As one whose machine was away while another took its place."""
+    run = job("wait_for(lambda: False)", workers=2, wait=0.1)
+    run.start(0)
+    run.wait_for(lambda: run.starts(0))
+    other = json.dumps(vars(Beat("other", 1)))
+    (tmp_path / "workers" / "0.new").write_text(other)
+    (tmp_path / "workers" / "0.new").replace(tmp_path / "workers" / "0.json")
+    run.statuses()
+    assert "another process is worker 0 of a job" in run.errors[0]
+    assert (tmp_path / "workers" / "0.json").read_text() == other
+
+
+def test_it_gives_up_when_the_folder_is_gone(job, tmp_path):
+    run = job("wait_for(lambda: False)", workers=1, wait=0.5)
+    run.start(0)
+    run.wait_for(lambda: run.starts(0))
+    shutil.rmtree(tmp_path / "workers")
+    assert run.statuses() != [0]
+    assert "No such file or directory; trying again" in run.errors[0]
+    assert "No such file or directory; giving up after" in run.errors[0]
+
+
 def leading(tmp_path, step=-1):
     """A supervisor of worker 0 of 3 with a clock to set, which waits 100 s."""
     seconds = [1000.0]
@@ -346,17 +385,26 @@ def test_a_failure_is_no_error_of_its_own_if_a_worker_turns_out_to_be_lost(tmp_p
     supervisor, seconds = leading(tmp_path)
     start = Start(1, (0, 1, 2), ("p0", "p1", "p2"), over="failed")
     failed = {**beats(0, 1, start=1, status=2), **beats(2, start=1)}
-    supervisor._presence.update(beats(0, 1, 2))
+    supervisor._presence.update(failed)
     supervisor._since = seconds[0]
-    seconds[0] += 1
-    later = {index: dataclasses.replace(beat, count=2) for index, beat in failed.items()}
-    supervisor._presence.update({**failed, 1: later[1]})
+
+    def seen(after, *workers):
+        """Their next beat is seen some seconds later."""
+        seconds[0] += after
+        for index in workers:
+            failed[index] = dataclasses.replace(failed[index], count=failed[index].count + 1)
+        supervisor._presence.update(failed)
+
+    # The last beat of a lost worker may be seen late.
+    seen(2, 0, 1, 2)
+    assert supervisor._lead(failed, start) == start
+    seen(2, 0, 1)
     assert supervisor._lead(failed, start) == start
     # It is lost: the others start again.
     two = {index: failed[index] for index in (0, 1)}
     assert supervisor._lead(two, start).status is None
     # It is not: the error is one of the training.
-    supervisor._presence.update(later)
+    seen(1, 0, 1, 2)
     assert supervisor._lead(failed, start).status == 2
 
 
@@ -372,3 +420,49 @@ def test_a_worker_that_is_not_needed_ends_nothing(tmp_path):
     start = Start(1, (0, 1, 2), ("p0", "p1", "p2"))
     there = {**beats(0, 1, start=1, running=True), **beats(2, start=1, status=0)}
     assert supervisor._lead(there, start) == start
+
+
+def test_a_worker_that_was_lost_and_is_there_again_is_no_failure(tmp_path):
+    """As after a pause that was too long, before the first checkpoint."""
+    supervisor, seconds = leading(tmp_path)
+    start = Start(1, (0, 1, 2), ("p0", "p1", "p2"), over="lost")
+    seconds[0] += 50
+    assert supervisor._lead(beats(0, 1, 2, start=1), start) == start  # It is seen in a moment.
+
+
+def test_training_that_has_ended_although_it_was_not_over_starts_again(tmp_path):
+    """A leader that was paused may have replaced the start for a moment."""
+    supervisor, _ = leading(tmp_path)
+    start = Start(1, (0, 1), ("p0", "p1"))
+    there = {**beats(0, start=1, running=True), **beats(1, start=1)}
+    assert supervisor._lead(there, start).over == "failed"
+
+
+def test_training_ends_if_another_leader_has_given_its_number_to_another_start(tmp_path):
+    supervisor, _ = leading(tmp_path)
+    supervisor._command = [sys.executable, "-c", "import time; time.sleep(30)"]
+    supervisor._start_training(Start(2, (0, 1), ("p0", "p1")))
+    training = supervisor._training
+    try:
+        supervisor._follow(Start(2, (0, 1), ("p0", "p1"), step=3))
+        assert training.poll() is None
+        supervisor._follow(Start(2, (1, 2), ("p1", "p2")))
+        assert training.returncode == -signal.SIGTERM
+    finally:
+        training.kill()
+        training.wait()
+
+
+def test_only_workers_of_the_last_start_are_waited_for(tmp_path, capsys):
+    supervisor, _ = leading(tmp_path)
+    of_two = Start(5, (0, 1), ("p0", "p1"), over="failed")
+    killed = {**beats(0, start=5, status=-9), **beats(1, start=5, status=1)}
+    supervisor._presence.update(killed)
+    supervisor._presence.update(
+        {index: dataclasses.replace(beat, count=2) for index, beat in killed.items()}
+    )
+    started = supervisor._lead(killed, of_two)
+    assert (started.number, started.workers) == (6, (0, 1))
+    of_three = Start(5, (0, 1, 2), ("p0", "p1", "p2"), over="failed")
+    assert supervisor._lead(killed, of_three) == of_three
+    assert "minutes for worker 2" in capsys.readouterr().err

@@ -28,6 +28,7 @@ from imagenet_fast.data.manifest import FILE as MANIFEST
 from imagenet_fast.data.manifest import read_manifest
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.preparation import Preparation
+from imagenet_fast.distribute.cluster import TAKING_PART
 from imagenet_fast.models.options import CUSTOM, is_custom
 from imagenet_fast.optimizers.options import ScheduleOptions
 from imagenet_fast.training.checkpoints.config_file import (
@@ -54,6 +55,8 @@ _CHECKPOINT_FILE = re.compile(r"ckpt-(\d{1,15})\.(index|data-\d{5}-of-\d{5})")
 _RECORD = "checkpoint"
 _LATEST = re.compile(rb'^model_checkpoint_path: "(?:.*/)?ckpt-(\d{1,15})"$', re.MULTILINE)
 _MAX_RECORD = 2**20
+# For which a training that a supervisor has started waits for the lock.
+_LOCK_SECONDS = 180.0
 
 
 def claim_model_dir(
@@ -141,18 +144,30 @@ def alone_in(model_dir: str) -> Iterator[None]:
         return
     directory = os.open(to_path(model_dir), os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released with the process
-        except BlockingIOError:
-            raise UserError(
-                f"another process is training in model_dir {model_dir}; wait for it, end it, or "
-                "choose another --model_dir"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
+        # A file server may keep the lock of a machine that is lost for some minutes.
+        end = time.monotonic() + (_LOCK_SECONDS if TAKING_PART in os.environ else 0)
+        while not _lock(directory):
+            if time.monotonic() >= end:
+                raise UserError(
+                    f"another process is training in model_dir {model_dir}; wait for it, end it, "
+                    "or choose another --model_dir"
+                )
+            warn_once(f"waiting for another process, which is training in model_dir {model_dir}")
+            time.sleep(0.5)
         yield
     finally:
         os.close(directory)
+
+
+def _lock(directory: int) -> bool:
+    """Locks a folder until this process ends; returns whether no other process has locked it."""
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return True
 
 
 def check_model_dir(config: Config, labels: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """Whose model_dir it is, and what stands in it."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import shutil
 import pytest
 
 from imagenet_fast import Config, UserError
+from imagenet_fast.distribute.cluster import TAKING_PART
 from imagenet_fast.training.checkpoints import model_dir
 from imagenet_fast.training.checkpoints.config_file import read_config
 from imagenet_fast.training.checkpoints.model_dir import (
@@ -277,6 +279,19 @@ def test_one_process_at_a_time_trains_in_a_directory(config):
             alone_in(config.model_dir),
         ):
             pass
+
+
+def test_a_supervised_training_waits_until_the_lock_of_a_lost_machine_is_gone(
+    config, monkeypatch, capsys
+):
+    monkeypatch.setenv(TAKING_PART, "0")
+    claim_model_dir(config, LABEL_NAMES)
+    with contextlib.ExitStack() as lost:
+        lost.enter_context(alone_in(config.model_dir))
+        monkeypatch.setattr("time.sleep", lambda seconds: lost.close())
+        with alone_in(config.model_dir):
+            pass
+    assert "waiting for another process" in capsys.readouterr().err
 
 
 def test_the_best_checkpoint_of_a_run_that_was_partly_without_keep_best(config, capsys):
