@@ -34,7 +34,7 @@ _WAITS = "waiting for worker"
 _PORT = 2222
 _TAIL = 4096
 # Of an end, relative; the network's batch norm amplifies the rounding of its sums.
-_ROUNDING = 1e-4
+_ROUNDING = 1e-3
 
 
 class Setting(NamedTuple):
