@@ -11,13 +11,15 @@ def weights_of(model):
 
 
 def weights_in(model_dir, folder="checkpoints"):
-    """All variables of the latest checkpoint."""
+    """All variables of the latest checkpoint, by name."""
     reader = tf.train.load_checkpoint(str(pathlib.Path(model_dir, folder)))
-    return {
+    found = {
         name: reader.get_tensor(name)
         for name in reader.get_variable_to_shape_map()
-        if name.startswith("model/") and name.endswith("VARIABLE_VALUE")
+        if name.endswith("VARIABLE_VALUE") and not name.startswith("save_counter")
     }
+    assert any(name.startswith("weights/") for name in found), "not those of this version"
+    return found
 
 
 def assert_close(found, expected, tolerance=1e-6):

@@ -93,10 +93,12 @@ class UnseededDraws:
 
     Attributes:
       state: of the draws in a step.
+      is_used: whether an operation has drawn, if only while it was traced.
     """
 
     def __init__(self, key: int) -> None:
         self._key = key
+        self.is_used = False
         # No weight: it begins anew in each step.
         self.state = local_variable(tf.zeros([2], tf.int64), "unseeded_draws")
 
@@ -120,6 +122,7 @@ class UnseededDraws:
     def next(self, ordered: bool = True) -> tf.Tensor:
         """Returns a seed, as the ``next`` of Keras' generators."""
         del ordered  # draws are alike
+        self.is_used = True
         return tf.cast(next_seed(self.state, self), tf.uint32)
 
 

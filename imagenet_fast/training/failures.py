@@ -157,7 +157,8 @@ def _ways_to_save_memory(config: Config, images: int, selected: int) -> list[str
     if parts is not None:
         ways.append(
             f"begin a new run with --accumulation_steps={parts}, for {images // parts} instead of "
-            f"{images // config.accumulation_steps} of a replica's images at a time"
+            f"{images // config.accumulation_steps} of a replica's images at a time (a network "
+            "without batch norm and random layers resumes with it)"
         )
     return ways or ["use smaller images, a smaller network or more devices"]
 

@@ -22,7 +22,7 @@ _TYPES = {"step": Count, "devices": _Devices, "runs_on": str, "began": str}
 # What may change when a run resumes, and does not only choose the devices.
 _ROUNDING = (
     *("xla", "all_reduce", "all_reduce_group", "fusion", "fusion_bytes", "fusion_segments"),
-    *("all_reduce_dtype", "precision", "pipeline_stages", "deterministic"),
+    *("all_reduce_dtype", "precision", "pipeline_stages", "deterministic", "accumulation_steps"),
 )
 _PRECISION = ("all_reduce_dtype", "precision")
 # With these, TensorFlow draws other random numbers from the same seeds.

@@ -12,6 +12,7 @@ from imagenet_fast.base.environment import now
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import say
 from imagenet_fast.base.option import option_text
+from imagenet_fast.config import Config
 from imagenet_fast.data.sampling import class_shares
 from imagenet_fast.distribute.consistency import check_consistent
 from imagenet_fast.models.custom import CustomModel
@@ -19,7 +20,11 @@ from imagenet_fast.training.build.fusion_trials import load_fusion, save_fusion
 from imagenet_fast.training.build.model import build
 from imagenet_fast.training.build.schedule_change import change_of_schedule
 from imagenet_fast.training.checkpoints.checkpoint import Checkpoints, check_resumable
-from imagenet_fast.training.checkpoints.config_file import directory_of, stored_config
+from imagenet_fast.training.checkpoints.config_file import (
+    directory_of,
+    other_options,
+    stored_config,
+)
 from imagenet_fast.training.checkpoints.model_dir import (
     CHECKPOINTS,
     check_model_dir,
@@ -109,6 +114,8 @@ def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, list[s
         segments = read_segments(config.model_dir)
         last = segments[-1] if segments else None
         earlier, here = stored_config(config.model_dir), segment_of(model, step=0)
+        if config.accumulation_steps != earlier.accumulation_steps:
+            _check_other_micro_batches(config, earlier, model)
         draws = bool(model.draws())
         changes.append(change_of_hardware(config, earlier, last, here, draws))
     # After building: invalid options must not claim the folder.
@@ -124,6 +131,22 @@ def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, list[s
         assert model.all_reduce is not None
         save_fusion(model.all_reduce.fusion, replicas, config.model_dir)
     return model, [change for change in changes if change]
+
+
+def _check_other_micro_batches(config: Config, earlier: Config, model: Classifier) -> None:
+    """Checks that a run may resume with micro-batches of another size.
+
+    Raises:
+      UserError: if it would be another training.
+    """
+    with model.distribute_strategy.scope():
+        alone = model.treats_images_alone()
+    if not alone:
+        raise UserError(
+            f"{other_options(['accumulation_steps'], earlier, config)}. Only a network without "
+            "batch norm and random layers, trained without mixup, CutMix and select_by_loss, "
+            "resumes with other micro-batches"
+        )
 
 
 def restore(run: Run, model: Classifier, checkpoints: Checkpoints, clock: Clock) -> Start:

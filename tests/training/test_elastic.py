@@ -4,11 +4,14 @@ import functools
 import json
 import pathlib
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from elastic_job import CASES
 
+from imagenet_fast import Config, train
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.training.segments import read_segments
 
 JOB = pathlib.Path(__file__).with_name("elastic_job.py")
@@ -97,3 +100,66 @@ def weights_of(model_dir):
     reader = tf.train.load_checkpoint(path)
     names = [name for name, kind in reader.get_variable_to_dtype_map().items() if kind.is_numeric]
     return {name: reader.get_tensor(name) for name in names}
+
+
+def plain(num_classes, image_shape):
+    images = keras.Input(image_shape)
+    x = keras.layers.Conv2D(8, 3, strides=2, activation="gelu")(images)
+    return keras.Model(images, keras.layers.Dense(num_classes)(keras.layers.Flatten()(x)))
+
+
+def with_batch_norm(num_classes, image_shape):
+    images = keras.Input(image_shape)
+    x = keras.layers.BatchNormalization()(keras.layers.Conv2D(8, 3, strides=2)(images))
+    return keras.Model(images, keras.layers.Dense(num_classes)(keras.layers.Flatten()(x)))
+
+
+def with_dropout(num_classes, image_shape):
+    images = keras.Input(image_shape)
+    x = keras.layers.Dropout(0.1)(keras.layers.Flatten()(images))
+    return keras.Model(images, keras.layers.Dense(num_classes)(x))
+
+
+class Noise(keras.layers.Layer):
+    def call(self, x):
+        return x + 0.1 * keras.random.normal(keras.ops.shape(x))  # without a seed
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def with_noise(num_classes, image_shape):
+    images = keras.Input(image_shape)
+    x = Noise()(keras.layers.Flatten()(images))
+    return keras.Model(images, keras.layers.Dense(num_classes)(x))
+
+
+def test_smaller_micro_batches(digits, tmp_path):
+    """As on a device with less memory."""
+    config = Config(
+        **{**MOVING, "mixup_alpha": 0.0, "data_dir": digits, "replicas": (2,), "batch_size": 32}
+    )
+
+    def go(name, steps, model=plain, **options):
+        own = config.replace(model_dir=str(tmp_path / name), duration=f"{steps} steps", **options)
+        train(own, model=model)
+        return weights_of(tmp_path / name)
+
+    expected = go("stays", 6)
+    go("smaller", 2)
+    go("smaller", 4, accumulation_steps=4)
+    found = go("smaller", 6, accumulation_steps=16)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-6, err_msg=name)
+    go("mixed", 2, mixup_alpha=0.2)
+    go("normalized", 2, with_batch_norm)
+    go("random", 2, with_dropout)
+    go("unseeded", 2, with_noise)
+    for name, model, options in (
+        ("mixed", plain, {"mixup_alpha": 0.2}),
+        ("normalized", with_batch_norm, {}),
+        ("random", with_dropout, {}),
+        ("unseeded", with_noise, {}),
+    ):
+        with pytest.raises(UserError, match=r"accumulation_steps is 1 there, 2 here.*Only a netw"):
+            go(name, 4, model, accumulation_steps=2, **options)

@@ -82,7 +82,9 @@ def as_begun(config: Config) -> Config:
                 )
     if config.replicas not in ((), earlier.replicas[:1]):
         return config
-    names = ("batch_size", "accumulation_steps") if earlier.replicas else ()
+    names = ["batch_size"] if earlier.replicas else []
+    if earlier.replicas and config.batch_size % (earlier.replicas[0] * config.accumulation_steps):
+        names.append("accumulation_steps")
     changed = [name for name in names if getattr(config, name) != getattr(earlier, name)]
     if changed:
         raise other_options(changed, earlier, config)

@@ -173,7 +173,8 @@ def _lock(directory: int) -> bool:
 def check_model_dir(config: Config, labels: Sequence[str]) -> None:
     """Checks that ``model_dir`` holds no run or this configuration's; writes nothing.
 
-    The schedule of a run that has a checkpoint may differ.
+    The schedule of a run that has a checkpoint may differ, and so may ``accumulation_steps``, which
+    is to be checked when the network is built.
 
     Args:
       config: gives ``model_dir`` and ``data_dir``.
@@ -202,7 +203,8 @@ def check_model_dir(config: Config, labels: Sequence[str]) -> None:
     names = [
         name
         for name in config.differences(earlier, all_options=False)
-        if name not in SCHEDULE_OPTIONS or not latest_checkpoint(directory / CHECKPOINTS)
+        if name not in (*SCHEDULE_OPTIONS, "accumulation_steps")
+        or not latest_checkpoint(directory / CHECKPOINTS)
         # Earlier versions did not record them.
         if name != "replicas" or earlier.replicas
     ]

@@ -364,6 +364,28 @@ class TrainingStep(ReplicatedModel):
         unseeded = self.unseeded_draws
         return [*seed_states(self), *([] if unseeded is None else [unseeded.state])]
 
+    def treats_images_alone(self) -> bool:
+        """Returns whether a step is the same, up to rounding, with micro-batches of any size.
+
+        It is unless an image's gradient depends on others, as by batch norm, mixup or
+        ``select_by_loss``, or on random numbers that layers draw for a micro-batch at once.
+        """
+        if self.mixer is not None or self.selection.selects or self._states():
+            return False
+        draws = self.unseeded_draws
+        if draws is None:
+            return True
+        images = self.inputs[0]
+
+        def in_replica() -> tf.Tensor:
+            with draws.of_step(0):
+                return self(tf.zeros([1, *images.shape[1:]], images.dtype), training=True)
+
+        strategy = tf.distribute.get_strategy()
+        # Traced, not run.
+        tf.function(lambda: strategy.run(in_replica), autograph=False).get_concrete_function()
+        return not draws.is_used
+
     def update(self, gradients: Tensors) -> None:
         """Updates the weights and their shadow weights; to be called in a replica.
 

@@ -256,6 +256,12 @@ def test_another_batch_is_refused_by_its_name(tmp_path, name, value):
     assert "replicas" not in str(error.value)
 
 
+def test_micro_batches_of_which_the_batch_is_made_may_be_others(tmp_path):
+    """The network, which is not known here, may need the same."""
+    config = write_run(tmp_path, replicas=(8, 1)).replace(accumulation_steps=4)
+    assert as_begun(config).replicas == (8, 1)
+
+
 def test_a_new_run_has_the_replicas_of_its_devices(tmp_path):
     config = Config(batch_size=64, model_dir=str(tmp_path))
     assert as_begun(config) == config
