@@ -113,7 +113,7 @@ def _kill_all(scene: Scene) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _other_workers(scene: Scene) -> Iterator[None]:
-    """Kills all; the run goes on with another number of them."""
+    """Kills all; the run resumes with another number of workers."""
     with _kill_all(scene):
         yield
     others = [n + 1 for n in range(scene.most_workers) if n + 1 != len(scene.workers)]
