@@ -293,12 +293,27 @@ def _tell_of_batch_norms(described: str, number: int, network: keras.Model) -> N
     if left:
         warn_once(
             f"{described} keeps Keras' batch norms ({len(left)}, such as {left[0].name}) that are "
-            f"of a class of their own or made by another layer: {_MAKE_OURS}"
+            f"of a class of their own or made by another layer ({_MAKE_OURS}), or come before tanh "
+            "or sigmoid, with which TensorFlow cannot run this package's on CPUs"
         )
 
 
+def _is_replaceable(layer: keras.layers.Layer) -> bool:
+    """Returns whether a layer is a batch norm in whose place one of this package can be.
+
+    On CPUs, TensorFlow (Grappler's remapper) makes one operation of a convolution, a fused batch
+    norm and its activation, but cannot run that with tanh or sigmoid.
+    """
+    if type(layer) is not keras.layers.BatchNormalization:
+        return False
+    after = [getattr(node, "operation", None) or node.layer for node in layer._outbound_nodes]
+    functions = [getattr(own, "activation", None) for own in after]
+    names = {getattr(function, "__name__", "") for function in functions}
+    return not {"tanh", "sigmoid"} & {*names, *(type(own).__name__.lower() for own in after)}
+
+
 def _replaced(layer: keras.layers.Layer, batch_norm: BatchNorm) -> keras.layers.Layer:
-    if type(layer) is keras.layers.BatchNormalization:
+    if _is_replaceable(layer):
         return batch_norm(**layer.get_config())
     return type(layer).from_config(layer.get_config())
 
@@ -313,7 +328,7 @@ def _of_policy(
         config.pop("dtype", None)
     if layer is last:
         config["dtype"] = "float32"
-    if batch_norm is not None and type(layer) is keras.layers.BatchNormalization:
+    if batch_norm is not None and _is_replaceable(layer):
         return batch_norm(**config)
     return type(layer).from_config(config)
 

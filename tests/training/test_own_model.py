@@ -462,6 +462,35 @@ def test_a_model_gets_the_epsilon_of_its_trained_weights(config, tmp_path):
     assert {(norm.epsilon, norm.momentum) for norm in norms} == {(0.5, 0.7), (0.5, 0.99)}
 
 
+@pytest.mark.parametrize(
+    ("activation", "kept"),
+    [
+        (keras.layers.Activation("tanh"), 1),
+        (keras.layers.Activation("sigmoid"), 1),
+        (keras.ops.sigmoid if hasattr(keras, "ops") else keras.layers.Activation("sigmoid"), 1),
+        (keras.layers.Activation("relu"), 0),
+        (keras.layers.Activation("swish"), 0),
+    ],
+)
+def test_batch_norms_with_an_activation_can_be_evaluated(config, activation, kept, capsys):
+    """On CPUs, TensorFlow fuses them with the convolution before."""
+
+    def network(num_classes, image_shape):
+        images = keras.Input(image_shape)
+        x = keras.layers.Conv2D(4, 3, use_bias=False)(images)
+        x = activation(keras.layers.BatchNormalization()(x))
+        return keras.Model(images, keras.layers.Dense(num_classes)(keras.layers.Flatten()(x)))
+
+    model = build_model(config.replace(model="custom"), model=network)
+    images = np.random.RandomState(0).randint(0, 256, (4, 8, 8, 3)).astype(np.uint8)
+    evaluated = tf.function(lambda batch: model(batch, training=False), autograph=False)(images)
+    np.testing.assert_allclose(evaluated, model(images, training=False), rtol=1e-4, atol=1e-5)
+    told = capsys.readouterr().err
+    assert ("or come before tanh or sigmoid" in told) == (kept == 1)
+    norms = [o for o in layers_in(model) if isinstance(o, keras.layers.BatchNormalization)]
+    assert [type(norm) is keras.layers.BatchNormalization for norm in norms] == [kept == 1]
+
+
 def test_batch_norms_that_cannot_be_replaced(config, capsys):
     build_model(config, model=of_a_subclass)
     told = capsys.readouterr().err
