@@ -267,7 +267,8 @@ class Supervisor:
         # It may turn out that one is lost, whose last beat may have been seen late.
         elif not self._seen_since(self._since + 3 * self._patience.beat, start.workers):
             return None
-        failure = next((status for status in failures if status > 0), 137)
+        # Not 137, with which Kubernetes would start this process again.
+        failure = next((status for status in failures if status > 0), 1)
         self._say(
             f"giving up after {counted(start.fruitless + 1, 'start')} without a new checkpoint"
         )
