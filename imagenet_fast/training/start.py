@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import keras
+import tensorflow as tf
 
 from imagenet_fast.base.environment import now
 from imagenet_fast.base.errors import UserError
@@ -15,6 +16,7 @@ from imagenet_fast.base.option import option_text
 from imagenet_fast.config import Config
 from imagenet_fast.data.sampling import class_shares
 from imagenet_fast.distribute.consistency import check_consistent
+from imagenet_fast.distribute.strategy import devices_of
 from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.training.build.fusion_trials import load_fusion, save_fusion
 from imagenet_fast.training.build.model import build
@@ -51,6 +53,9 @@ from imagenet_fast.training.logs.trackers import RowLogger
 from imagenet_fast.training.run import Run
 from imagenet_fast.training.segments import Segment, change_of_hardware, read_segments
 from imagenet_fast.training.step.classifier import Classifier
+
+# XLA took 55 s more to start and 70 ms less for a step of ResNet-50: see benchmarks/gpu/h200.
+_STEPS_WORTH_XLA = 1000
 
 
 class Start(NamedTuple):
@@ -283,6 +288,11 @@ def say_what_begins(run: Run, model: Classifier, start: Start, changes: Sequence
         )
     if trains:
         say(first_line_of(run, model, start.step))
+        if gains_by_xla(run, start):
+            say(
+                "this run is without XLA: on one H200 --xla made steps of ResNet-50 2.5 times as "
+                "fast, after a minute of compilation (docs/gpu.md)"
+            )
     else:
         early = start.evaluations.reason_to_stop(config)
         reason = f", {early}" if start.step < run.total_steps else ""
@@ -293,6 +303,23 @@ def say_what_begins(run: Run, model: Classifier, start: Start, changes: Sequence
     lost = lost_best(config.model_dir, start.evaluations.best, config.best_metric)
     if lost and config.keep_best:
         say(f"{lost}; only better ones will be kept")
+
+
+def gains_by_xla(run: Run, start: Start) -> bool:
+    """Returns whether a run without XLA would end sooner with it, as far as was measured.
+
+    Args:
+      run: the run.
+      start: where it begins.
+    """
+    config, strategy = run.config, run.strategy
+    steps = start.last_step - start.step
+    if config.xla or config.deterministic or steps < _STEPS_WORTH_XLA:
+        return False
+    if config.pipeline_stages > 1 or strategy.num_replicas_in_sync > 1:
+        return False
+    (device,) = devices_of(strategy)
+    return tf.DeviceSpec.from_string(device).device_type == "GPU"
 
 
 def _check_against_data(run: Run) -> None:
