@@ -66,14 +66,14 @@ class Start(NamedTuple):
       last_step: those at which the run ends; ``step``: nothing is left to train.
       evaluations: so far.
       data_has_changed: whether the training images have, since the checkpoint.
-      sums: of metrics since the last evaluation; empty: none.
+      sums: the recorder's, by name; empty: there has been an evaluation at this step.
     """
 
     step: int
     last_step: int
     evaluations: Evaluations
     data_has_changed: bool
-    sums: dict[str, float]
+    sums: dict[str, dict[str, float]]
 
 
 def segment_of(model: Classifier, step: int) -> Segment:
@@ -214,8 +214,10 @@ def restore(run: Run, model: Classifier, checkpoints: Checkpoints, clock: Clock)
     last_step = state["step"] if evaluations.reason_to_stop(config) else run.total_steps
     # Checkpoints of earlier versions have no checksum.
     changed = (state.get("train_checksum") or train.checksum) != train.checksum
-    # Earlier versions kept no sums.
-    return Start(state["step"], last_step, evaluations, changed, state.get("sums", {}))
+    # Earlier versions kept none.
+    names: list[str] = [name for name in ("sums", "row_sums") if name in state]
+    sums = {name: state[name] for name in names}
+    return Start(state["step"], last_step, evaluations, changed, sums)
 
 
 def make_loggers(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,6 +15,7 @@ from imagenet_fast.config import Config, run_in
 from imagenet_fast.data.dataset import distributed_dataset
 from imagenet_fast.distribute.consistency import check_same_options
 from imagenet_fast.distribute.strategy import check_gpus_are_used
+from imagenet_fast.distribute.workers import workers_of
 from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.training.build.network import set_named_batch_norms
@@ -34,6 +35,7 @@ from imagenet_fast.training.compile_cache import CompileCache, cache_flags
 from imagenet_fast.training.evaluate import Evaluator
 from imagenet_fast.training.failures import errors_explained, memory_explained
 from imagenet_fast.training.finish import finish
+from imagenet_fast.training.interrupt import Interrupt
 from imagenet_fast.training.logs.clock import Clock
 from imagenet_fast.training.logs.recorder import Recorder
 from imagenet_fast.training.logs.tensorboard import TensorBoard
@@ -91,6 +93,8 @@ def train(
     Raises:
       UserError: if an option, the data or the hardware cannot be used, a shard becomes unreadable,
         training diverges, or another worker stops.
+      KeyboardInterrupt: after Ctrl-C, of a single process with a checkpoint of the last step.
+      SystemExit: after SIGTERM, also with a checkpoint.
     """
     if not config.model_dir:
         raise UserError("no directory for the results: give --model_dir")
@@ -179,9 +183,11 @@ class _Training:
             self.loggers,
             start.evaluations,
             step=start.step,
-            sums=start.sums,
+            **start.sums,
         )
         self._resumes_between_evaluations = bool(start.sums)
+        # Of several workers, each would save after another step.
+        self.interrupt = Interrupt(noted=workers_of(run.strategy) is None)
 
     def train(self) -> dict[str, Any]:
         """Trains to the end and returns the summary."""
@@ -192,7 +198,7 @@ class _Training:
                 logger.before_images()
             if trains:
                 self._save_input_images(first_step)
-                with run.strategy.scope():
+                with run.strategy.scope(), self.interrupt.noted():
                     self._take_steps()
             step = self.recorder.step
             reached = config.reaches_target(self.recorder.evaluations.last)
@@ -228,6 +234,7 @@ class _Training:
             logger.before_training()
         while step < last_step and not stops:
             if program is None or step in self.size_changes:
+                self.interrupt.waits = False
                 if program is not None:
                     clock.compiling()
                 program = self._training_program(step)
@@ -239,8 +246,10 @@ class _Training:
             if epoch_ends:  # here, because a callback may have evaluated the model
                 recorder.restart()
             step, diverged = program.take(step, self._next_event(step))
+            stops = self.interrupt.signal is not None
             if compiles:
                 self.compile_cache.save()
+                self.interrupt.waits = True
             for logger in self.loggers:
                 logger.after_steps(step)
             recorder.count(step, diverged, compiled=compiles)
@@ -255,9 +264,10 @@ class _Training:
                 self._evaluate(step)
                 for logger in self.loggers:
                     logger.after_epoch()
-                stops = bool(self._reason_to_stop())
+                stops = stops or bool(self._reason_to_stop())
             if saves or stops:
-                self._save(step, {} if epoch_ends else self.model.metric_sums.sums())
+                self._save(step, {} if epoch_ends else recorder.sums())
+        self.interrupt.end()
         for logger in self.loggers:
             logger.after_training()
 
@@ -316,17 +326,17 @@ class _Training:
         """Of the validation images, which there must be."""
         return Evaluator(self.run, self.model, keeps_predictions=self.config.examine)
 
-    def _save(self, step: int, sums: dict[str, float]) -> None:
+    def _save(self, step: int, sums: Mapping[str, Any]) -> None:
         """Saves a checkpoint: after an evaluation of the same step, which it has then.
 
         Args:
           step: weight updates so far.
-          sums: of metrics since the last evaluation, unless that is of this step.
+          sums: of the recorder, unless there has been an evaluation at this step.
         """
         with self.clock.paused():
             for logger in self.loggers:
                 logger.flush()
-            self.checkpoints.save(step, {**self._state(), "sums": sums} if sums else self._state())
+            self.checkpoints.save(step, {**self._state(), **sums})
 
     def _state(self) -> dict[str, Any]:
         """Returns what a checkpoint has beside variables."""

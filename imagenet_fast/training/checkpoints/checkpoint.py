@@ -375,6 +375,7 @@ class _Saved(TypedDict, total=False):
     step: Count
     clock: _Clock
     sums: _Sums
+    row_sums: _Sums
     validation: _Evaluation
     best: _Evaluation
     evaluations_since_best: Count

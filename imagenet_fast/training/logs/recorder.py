@@ -38,6 +38,7 @@ class Recorder:
       step: weight updates before this process.
       sums: of metrics since the last evaluation, from the checkpoint of that step, so that rows
         are those of a run without interruption, to the bit; empty: none.
+      row_sums: the same at the last row; empty: that was at the checkpoint's step.
 
     Attributes:
       step: weight updates so far.
@@ -54,6 +55,7 @@ class Recorder:
         *,
         step: int,
         sums: Mapping[str, float] = MappingProxyType({}),
+        row_sums: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self.step = step
         self.evaluations = evaluations
@@ -68,7 +70,11 @@ class Recorder:
         self.restart()
         if sums:
             model.metric_sums.restore(sums)
-            self._read_sums = model.metric_sums.sums()
+            self._read_sums = dict(row_sums) or model.metric_sums.sums()
+
+    def sums(self) -> dict[str, dict[str, float]]:
+        """Returns the arguments ``sums`` and ``row_sums`` of a recorder that goes on from here."""
+        return {"sums": self._model.metric_sums.sums(), "row_sums": self._read_sums}
 
     def restart(self) -> None:
         """Sets the model's metrics to zero, as before the first step after an evaluation."""

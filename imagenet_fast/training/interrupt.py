@@ -1,0 +1,124 @@
+"""Ctrl-C and SIGTERM while a run trains: it saves a checkpoint before it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+from imagenet_fast.base.notices import warn_once
+
+# Slurm, Kubernetes and clouds kill a process 30 seconds after SIGTERM.
+_SECONDS = 25.0
+_USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+
+
+class Interrupt:
+    """Notes Ctrl-C and SIGTERM, so that a run can save a checkpoint and end.
+
+    Args:
+      noted: whether to; otherwise these signals do what they usually do.
+      seconds: after SIGTERM, within which the run must end.
+
+    Attributes:
+      signal: the one that came; None: none.
+      waits: whether a signal waits for the run to end; while a program is compiled, it does not.
+    """
+
+    def __init__(self, *, noted: bool = True, seconds: float = _SECONDS) -> None:
+        self.signal: signal.Signals | None = None
+        self.waits = False
+        self._noted, self._seconds = noted, seconds
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """In the context, a first signal is noted, and a second one ends the process as usual.
+
+        SIGTERM also ends it if the run does not in time, as when the data is on a server that does
+        not answer. Signals that the caller handles itself, or ignores, stay the caller's, as do
+        those of a run in another thread than Python's first.
+        """
+        own = {
+            number: usual for number, usual in _USUAL.items() if signal.getsignal(number) is usual
+        }
+        main = threading.current_thread() is threading.main_thread()
+        if not (self._noted and own and main):
+            yield
+            return
+
+        def restore() -> None:
+            for number, usual in own.items():
+                signal.signal(number, usual)
+
+        def note(number: int, _: FrameType | None) -> None:
+            restore()
+            if not self.waits:
+                signal.raise_signal(number)
+            self.signal = signal.Signals(number)
+
+        # Python calls its handlers when a call of TensorFlow returns, but writes there at once.
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        watch = threading.Thread(target=self._watch, args=(read, frozenset(own)), daemon=True)
+        watch.start()
+        for number in own:
+            signal.signal(number, note)
+        try:
+            yield
+        finally:
+            restore()
+            signal.set_wakeup_fd(before)
+            os.close(write)  # ends the thread
+            watch.join()
+            os.close(read)
+
+    def end(self) -> None:
+        """Ends the process if a signal was noted, as that would have.
+
+        Raises:
+          KeyboardInterrupt: after Ctrl-C.
+          SystemExit: after SIGTERM.
+        """
+        if self.signal is signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.signal is signal.SIGTERM:
+            raise SystemExit(128 + signal.SIGTERM)
+
+    def _watch(self, pipe: int, own: frozenset[int]) -> None:
+        """Says what a signal does, and ends the process if the run does not.
+
+        Args:
+          pipe: gets the number of each signal, and is closed at the end.
+          own: the signals that are noted.
+        """
+        deadline: float | None = None
+        asked = False
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([pipe], [], [], left)[0]:
+                break
+            received = os.read(pipe, 1)
+            if not received:
+                return
+            number = received[0]
+            if number not in own:
+                continue
+            if asked:
+                self.waits = False
+            if number == signal.SIGTERM:
+                if deadline is not None or not self.waits:
+                    break
+                deadline = time.monotonic() + self._seconds
+            if self.waits:
+                asked = True
+                warn_once(
+                    f"{signal.Signals(number).name}: the run saves a checkpoint and ends, within a "
+                    "second or after the evaluation that it is at; a second signal ends it at once"
+                )
+        os._exit(128 + signal.SIGTERM)
