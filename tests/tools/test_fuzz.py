@@ -104,6 +104,19 @@ TARGETS = {{"broken": (make, read, None)}}
     ],
 )
 def test_faults_are_found(tmp_path, fault):
+    status, row = fuzz_a_reader(tmp_path, fault)
+    assert status == 1 and row["findings"] and (tmp_path / "found" / "broken.txt").exists()
+
+
+@needs_atheris
+@pytest.mark.long
+def test_an_input_that_waits_is_no_finding(tmp_path):
+    status, row = fuzz_a_reader(tmp_path, "import time; time.sleep(11)")
+    assert status == 0 and row["findings"] == []
+
+
+def fuzz_a_reader(tmp_path, fault):
+    """Returns the fuzzer's status, and its row on a reader with the fault."""
     folder = tmp_path / "fuzz"
     folder.mkdir()
     (folder / "target.py").write_text((FOLDER / "target.py").read_text())
@@ -115,6 +128,5 @@ def test_faults_are_found(tmp_path, fault):
     output = tmp_path / "found"
     command = [sys.executable, str(folder), "--seconds=5", f"--output_dir={output}"]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1, done.stdout + done.stderr
     (row,) = map(json.loads, (output / "log.jsonl").read_text().splitlines())
-    assert row["findings"] and (output / "broken.txt").exists()
+    return done.returncode, row

@@ -89,6 +89,8 @@ def fuzz(reader: str, seconds: int, seed: int, output: pathlib.Path) -> dict[str
         f"-max_total_time={seconds}",
         f"-seed={seed}",
         f"-timeout={_SECONDS_OF_AN_INPUT}",
+        # Otherwise it keeps inputs of ten seconds, which other programs can make of a fast one.
+        f"-report_slow_units={_SECONDS_OF_AN_INPUT}",
         "-print_final_stats=1",
         "-max_len=65536",
         f"-artifact_prefix={output}/{reader}-",
