@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.distribute.collectives import Communicator, this_replica
@@ -92,9 +93,7 @@ def in_rank_order(strategy: tf.distribute.Strategy, groups: Groups) -> Groups:
             members = communicator.all_gather(tf.constant([replica], tf.float32), "ranks")
             return tf.distribute.get_replica_context().all_gather(members[tf.newaxis], axis=0)
 
-    function = tf.function(lambda: strategy.run(in_replica), autograph=False)
-    # A concrete function is not retraced in a strategy's scope.
-    gathered = strategy.experimental_local_results(function.get_concrete_function()())[0].numpy()
+    gathered = _run_once(strategy, in_replica)[0]
     ranked = {tuple(members) for members in gathered.astype(int).tolist()}
     return Groups(tuple(sorted(ranked, key=min)))
 
@@ -118,7 +117,14 @@ def _all_reduce_once(
             )
             return communicator.all_reduce(tf.ones([1]), stream)
 
+    _run_once(strategy, in_replica)
+
+
+def _run_once(
+    strategy: tf.distribute.Strategy, in_replica: Callable[[], tf.Tensor]
+) -> list[np.ndarray]:
+    """Runs a function in all replicas; returns the results of this process', after waiting."""
     function = tf.function(lambda: strategy.run(in_replica), autograph=False)
     # A concrete function is not retraced in a strategy's scope.
-    for total in strategy.experimental_local_results(function.get_concrete_function()()):
-        total.numpy()  # Waits for it.
+    results = strategy.experimental_local_results(function.get_concrete_function()())
+    return [result.numpy() for result in results]

@@ -45,13 +45,8 @@ def _run(strategy: tf.distribute.Strategy, function: Callable[..., None], *argum
     strategy.run(lambda: function(*arguments))
 
 
-def local_variable(value: tf.Tensor, name: str) -> tf.Variable:
-    """Returns a variable of which each replica has a copy of its own, in the strategy's scope.
-
-    Args:
-      value: its initial value.
-      name: of the variable.
-    """
+def local_variable(value: tf.Tensor | tf.Variable, name: str) -> tf.Variable:
+    """Returns a variable of which each replica has a copy of its own, in the strategy's scope."""
     return tf.Variable(
         value,
         trainable=False,
