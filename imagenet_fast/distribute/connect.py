@@ -74,9 +74,7 @@ def in_rank_order(strategy: tf.distribute.Strategy, groups: Groups) -> Groups:
     task by the links between them. Ranks determine who receives which part of an exchange, and the
     order of gathered parts. To find the order, each group gathers its replicas' ids.
 
-    Args:
-      strategy: the workers' strategy; all workers must call the function.
-      groups: groups of its replicas.
+    All workers must call it.
     """
     pipelines = isinstance(strategy, PipelineStrategy)
     hint = "ring" if pipelines else collective_hint(strategy)

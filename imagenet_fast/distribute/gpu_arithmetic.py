@@ -3,7 +3,8 @@
 Source: NVIDIA's CUDA C++ Programming Guide, the sections on compute capabilities for Tensor Cores,
 and the table of the throughput of native arithmetic instructions for older GPUs. Results per clock
 cycle and multiprocessor in float32 and float16: 64 and 128 for 6.0 (P100), 128 and 2 for 6.1 (P40),
-128 and 256 for 5.3 and 6.2; none in float16 before.
+128 and 256 for 5.3 and 6.2; none in float16 before. A capability is (major, minor); empty: it is
+unknown, or there is no GPU.
 """
 
 from __future__ import annotations
@@ -19,12 +20,7 @@ _FLOAT16_SPEEDS: dict[tuple[int, ...], float] = {
 
 
 def has_tensor_cores(dtype: str, capability: tuple[int, ...]) -> bool:
-    """Whether a GPU has Tensor Cores for ``float16`` or ``bfloat16``.
-
-    Args:
-      dtype: the dtype.
-      capability: (major, minor); empty: unknown, or no GPU.
-    """
+    """Whether a GPU has Tensor Cores for ``float16`` or ``bfloat16``."""
     return capability >= _TENSOR_CORES[dtype]
 
 
@@ -34,11 +30,6 @@ def float16_speed(capability: tuple[int, ...]) -> float:
 
 
 def precision_instead_of(dtype: str, capability: tuple[int, ...]) -> str:
-    """Returns the mixed-precision policy to use on a GPU on which ``dtype`` is slow.
-
-    Args:
-      dtype: ``float16`` or ``bfloat16``.
-      capability: (major, minor); empty: unknown.
-    """
+    """Returns the mixed-precision policy to use on a GPU on which ``dtype`` is slow."""
     fast = has_tensor_cores("float16", capability) or float16_speed(capability) > 1
     return "mixed_float16" if dtype == "bfloat16" and fast else "float32"

@@ -27,9 +27,6 @@ def log_missing_workers(cluster: Cluster) -> Iterator[None]:
     """In the context, logs regularly which workers cannot be reached, and lets Ctrl-C work.
 
     A child process logs, because TensorFlow waits in C++ and blocks Python's threads.
-
-    Args:
-      cluster: the workers, including this process.
     """
     others = [f"{n}={address}" for n, address in enumerate(cluster.workers) if n != cluster.index]
     command = [*module_command(__name__), str(os.getpid()), *others]

@@ -83,10 +83,6 @@ def airbench(
             by default momentum as published, 0.6 for 94 and 95, 0.9 for 96 and its proxy, and
             epsilon 1e-12.
 
-    Returns:
-        An uncompiled functional model from float images [batch, height, width, channels],
-        normalized, to float32 logits [batch, num_classes].
-
     Raises:
         UserError: if there is no such size or activation, the image is too small, or the width is
             negative.

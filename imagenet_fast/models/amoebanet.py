@@ -144,10 +144,6 @@ def amoebanet(
         name: the model's name; None: ``amoebanet_<variant>``.
         **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
 
-    Returns:
-        An uncompiled functional model from float images [batch, height, width, channels],
-        normalized, to float32 logits [batch, num_classes].
-
     Raises:
         UserError: if there is no such variant, the image is too small, or ``normal_cells`` or
             ``cell_filters`` is not such a multiple.
@@ -183,16 +179,7 @@ def amoebanet_blocks(
     twice the height and width after a reduction; ``classify`` returns float32 logits [batch,
     num_classes].
 
-    Args:
-        variant: ``"b"`` or ``"d"``.
-        normal_cells: GPipe's L, a multiple of 3.
-        cell_filters: GPipe's D, a multiple of 8.
-        num_classes: number of logits.
-        **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
-
-    Raises:
-        UserError: if there is no such variant, or ``normal_cells`` or ``cell_filters`` is not such
-            a multiple.
+    Arguments and errors are those of :func:`amoebanet`.
     """
     if variant not in AMOEBANET_VARIANTS:
         raise UserError(

@@ -103,10 +103,6 @@ def application_normalization(name: str) -> Normalization:
 def application_weights(name: str, path: Path) -> list[Any]:
     """Returns the weights of a network without its head from a ``.weights.h5`` file of Keras 3.
 
-    Args:
-        name: of the network.
-        path: of the file, which others may have made.
-
     Raises:
         UserError: if it is of another network, or damaged.
     """
@@ -147,11 +143,7 @@ def pretrained_application(name: str) -> list[Any]:
 
 
 def corrected_variance(value: np.ndarray) -> np.ndarray:
-    """Returns the variance with which EfficientNet computes what its weights were trained to.
-
-    Args:
-        value: of its ``keras.layers.Normalization``.
-    """
+    """Returns the variance for EfficientNet's normalization, to which its weights were trained."""
     published = value.size == 3 and np.allclose(value, _STDS_AS_VARIANCES, rtol=0, atol=1e-6)
     return np.square(value) if published else value
 

@@ -32,11 +32,7 @@ _NOT_OF_HEAD = frozenset(["backbone", "preprocessor", "num_classes", "activation
 
 
 def preset_folder(preset: str, download: bool = False) -> Path:
-    """Returns the folder of a preset.
-
-    Args:
-        preset: one of KerasHub's, or a folder.
-        download: whether to download it, if it is in neither place.
+    """Returns the folder of a preset: a folder, or one of KerasHub's, which it may ``download``.
 
     Raises:
         UserError: if there is none.
@@ -77,12 +73,9 @@ def preset_folder(preset: str, download: bool = False) -> Path:
 def build_preset(
     folder: Path, num_classes: int, image_shape: tuple[int | None, int | None, int]
 ) -> keras.Model:
-    """Makes a preset's image classifier, with random weights.
+    """Makes the image classifier of a preset's folder, with random weights.
 
-    Args:
-        folder: of the preset.
-        num_classes: number of logits.
-        image_shape: of an image; None: any size.
+    Sizes of None are unknown.
 
     Raises:
         UserError: if it is no image classifier of KerasHub.
@@ -181,9 +174,7 @@ def _backbone(
 ) -> tuple[keras.Model, Any]:
     """Returns a preset's backbone, and the class of classifiers with it.
 
-    Args:
-        folder: of the preset.
-        image_shape: of an image; None: the preset's.
+    Without an ``image_shape``, it is the preset's.
     """
     library = _library()
     kinds = {own.backbone_cls.__name__: own for own in _classifiers(library)}

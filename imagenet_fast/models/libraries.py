@@ -1,4 +1,7 @@
-"""Networks of other libraries by name: ``keras:NAME`` and ``keras_hub:PRESET``."""
+"""Networks of other libraries by name: ``keras:NAME`` and ``keras_hub:PRESET``.
+
+All functions take such a name as ``model``, and raise a ``UserError`` if there is no such network.
+"""
 
 from __future__ import annotations
 
@@ -49,14 +52,7 @@ def build_by_name(
 
 
 def own_normalization(model: str) -> Normalization | None:
-    """Returns the normalization that pretrained weights of a network need; None: it is unknown.
-
-    Args:
-        model: ``keras:NAME`` or ``keras_hub:PRESET``.
-
-    Raises:
-        UserError: if there is no such network.
-    """
+    """Returns the normalization that pretrained weights of a network need; None: it is unknown."""
     library, name = _parts(model)
     if library == "keras":
         return application_normalization(name)
@@ -64,14 +60,7 @@ def own_normalization(model: str) -> Normalization | None:
 
 
 def trained_on(model: str) -> int | None:
-    """Returns the size of the images on which a network of a library was trained; None: unknown.
-
-    Args:
-        model: ``keras:NAME`` or ``keras_hub:PRESET``.
-
-    Raises:
-        UserError: if there is no such network.
-    """
+    """Returns the size of the images on which a network of a library was trained; None: unknown."""
     library, name = _parts(model)
     return own_image_size(model) if library == "keras" else preset_image_size(preset_folder(name))
 
@@ -79,18 +68,13 @@ def trained_on(model: str) -> int | None:
 def pretrained_weights(model: str) -> list[Any]:
     """Returns the pretrained weights of a network without its head, in the order of its own.
 
-    Args:
-        model: ``keras:NAME`` or ``keras_hub:PRESET``.
-
     Raises:
         UserError: if they can neither be found nor downloaded.
     """
     library, name = _parts(model)
-    return (
-        pretrained_application(name)
-        if library == "keras"
-        else preset_weights(preset_folder(name, download=True))
-    )
+    if library == "keras":
+        return pretrained_application(name)
+    return preset_weights(preset_folder(name, download=True))
 
 
 def _parts(model: str) -> tuple[str, str]:

@@ -96,11 +96,25 @@ def check_activation(model: str, activation: str) -> None:
     Raises:
       UserError: if it has others.
     """
-    choices = ACTIVATIONS.get(model, ())
-    if activation != "auto" and activation not in choices:
+    if activation != "auto":
+        _check_choice(model, "activation", activation, ACTIVATIONS.get(model, ()))
+
+
+def check_choices(model: str, **values: str) -> None:
+    """Checks that arguments of a network are among the choices of the options of their names.
+
+    Raises:
+      UserError: if one is not.
+    """
+    for name, value in values.items():
+        _check_choice(model, name, value, CHOICES[name])
+
+
+def _check_choice(model: str, name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
         raise UserError(
-            f"{model}: there is no activation {activation!r}{nearest(activation, choices)}; use "
-            f"one of {', '.join(choices)}"
+            f"{model}: there is no {name} {value!r}{nearest(value, choices)}; use one of "
+            f"{', '.join(choices)}"
         )
 
 
@@ -342,3 +356,8 @@ class ModelOptions(SharedOptions):
             raise UserError(
                 "freeze_through would freeze random weights: give --initial_weights or --pretrained"
             )
+
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    field.name: field.metadata["choices"] for field in dataclasses.fields(ModelOptions)
+}

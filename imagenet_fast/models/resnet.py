@@ -24,6 +24,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import BlurPool
 from imagenet_fast.models.arguments import check_sizes, check_width
 from imagenet_fast.models.batch_norm import NormOptions, batch_norm, norm_arguments
+from imagenet_fast.models.options import check_choices
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -34,15 +35,6 @@ _BOTTLENECK = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 IMAGENET_DEPTHS = (*_BASIC, *_BOTTLENECK)
 CIFAR_DEPTHS = (8, 14, 20, 32, 56)
 _PUBLISHED_WIDTH = 64
-
-# Values of arguments.
-_CHOICES = {
-    "stem": ("imagenet", "small"),
-    "blur_pool": ("none", "convolutions", "convolutions_and_pools"),
-    "gamma_init": ("ones", "uniform"),
-    "padding": ("symmetric", "same_pool", "same"),
-    "conv_init": ("he_fan_out", "he_fan_in", "he_normal", "lecun_normal"),
-}
 # Arguments of VarianceScaling by conv_init.
 _CONV_INIT: dict[str, dict[str, Any]] = {
     "he_fan_out": {"scale": 2.0, "mode": "fan_out", "distribution": "untruncated_normal"},
@@ -100,10 +92,6 @@ def resnet(
         name: the model's name; None: ``resnet<depth>``.
         **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
 
-    Returns:
-        An uncompiled functional model from float images [batch, height, width, channels],
-        normalized, to float32 logits [batch, num_classes].
-
     Raises:
         UserError: if there is no such depth, stem, ``blur_pool``, ``padding``, ``conv_init`` or
             ``gamma_init``, the depth has no 1x1 for the stride, or the width is negative.
@@ -112,7 +100,7 @@ def resnet(
     check_width(f"resnet{depth}", width)
     if depth not in IMAGENET_DEPTHS:
         raise UserError(f"resnet: there is no depth {depth}; the depths are {IMAGENET_DEPTHS}")
-    _check_choices(
+    check_choices(
         "resnet",
         stem=stem,
         blur_pool=blur_pool,
@@ -184,19 +172,7 @@ def cifar_resnet(
     A 3x3 convolution, then three stages of (depth - 2) / 6 basic blocks with 16, 32 and 64
     channels. Shortcuts have no parameters, the paper's option A.
 
-    Args:
-        depth: 8, 14, 20, 32 or 56.
-        num_classes: number of logits.
-        input_shape: (height, width, channels) of one image; height and width may be None.
-        zero_gamma: start the last batch norm of each block with gamma 0.
-        conv_init: as in :func:`resnet`.
-        gamma_init: likewise.
-        name: the model's name; None: ``resnet<depth>``.
-        **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
-
-    Returns:
-        An uncompiled functional model from float images [batch, height, width, channels],
-        normalized, to float32 logits [batch, num_classes].
+    ``depth`` is 8, 14, 20, 32 or 56. Other arguments are those of :func:`resnet`.
 
     Raises:
         UserError: if there is no such depth, ``conv_init`` or ``gamma_init``.
@@ -204,7 +180,7 @@ def cifar_resnet(
     check_sizes(f"resnet{depth}", num_classes, input_shape)
     if depth not in CIFAR_DEPTHS:
         raise UserError(f"cifar_resnet: there is no depth {depth}; the depths are {CIFAR_DEPTHS}")
-    _check_choices("cifar_resnet", conv_init=conv_init, gamma_init=gamma_init)
+    check_choices("cifar_resnet", conv_init=conv_init, gamma_init=gamma_init)
     norm = _norm(gamma_init, norm_options)
     conv = functools.partial(_conv, init=conv_init)
 
@@ -248,14 +224,6 @@ class SubsampleAndPad(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this layer again."""
         return {**super().get_config(), "strides": self.strides, "filters": self.filters}
-
-
-def _check_choices(function: str, **arguments: str) -> None:
-    for name, value in arguments.items():
-        if value not in _CHOICES[name]:
-            raise UserError(
-                f"{function}: there is no {name} {value!r}; it is one of {_CHOICES[name]}"
-            )
 
 
 def _norm(gamma_init: str, norm_options: NormOptions) -> Callable[..., keras.layers.Layer]:

@@ -153,9 +153,7 @@ class Muon(SGD):
 def resets_of_norm(every: Sequence[int], total_steps: int | None) -> list[bool]:
     """Returns for each step of a run, or of a period that repeats, whether it resets norms.
 
-    Args:
-      every: steps between resets, as ``norm_every`` of ``Muon``.
-      total_steps: of the run; None: unknown.
+    ``every`` is ``norm_every`` of ``Muon``; without ``total_steps``, their number is unknown.
 
     Raises:
       UserError: if there are no or too many numbers, one is not positive, or two lack the steps.

@@ -229,12 +229,9 @@ class SGD(SumsFirst, Optimizer):
         rate = ops.cast(rate, gradient.dtype)
         momentum = ops.convert_to_tensor(self.momentum, gradient.dtype)
         if _KERNELS:
-            inside = self.rate_in_momentum
-            apply = (
-                tf.raw_ops.ResourceApplyKerasMomentum
-                if inside
-                else tf.raw_ops.ResourceApplyMomentum
-            )
+            apply = tf.raw_ops.ResourceApplyMomentum
+            if self.rate_in_momentum:
+                apply = tf.raw_ops.ResourceApplyKerasMomentum
             apply(
                 var=variable.handle,
                 accum=buffer.handle,

@@ -154,7 +154,8 @@ class GPipe(keras.Model):
             given=balance,
         )
         inputs = None
-        if callable(blocks) and not _is_unbuilt_sequential(blocks):
+        is_unbuilt = isinstance(blocks, keras.Sequential) and not is_functional(blocks)
+        if callable(blocks) and not is_unbuilt:
             of_stages = [devices[stage % len(devices)] for stage in range(stages)]
             blocks, balance = _cut_functional(blocks, of_stages, choose)
             inputs = blocks[0].input
@@ -347,7 +348,6 @@ class GPipe(keras.Model):
         examples = tf.shape(tf.nest.flatten(inputs)[0])[0]
         splits = self._pipeline.schedule != "gpipe"
         compiled = self._compiled_loss
-
         given = {"labels": labels, "weights": weights}
         targets = {name: values for name, values in given.items() if values is not None}
 
@@ -363,17 +363,9 @@ class GPipe(keras.Model):
             raise UserError("there is no loss to train with: give one to compile")
         checks = []
         if splits:
+            of = (step.outputs, labels, weights, examples)
             with tf.device(self._pipeline.stages[-1].device):
-                checks.append(
-                    check_splits(
-                        compiled,
-                        step.outputs,
-                        labels,
-                        weights,
-                        examples,
-                        self._pipeline.num_micro_batches,
-                    )
-                )
+                checks.append(check_splits(compiled, *of, self._pipeline.num_micro_batches))
         with tf.control_dependencies(checks):
             gradients = [None if own is None else tf.identity(own) for own in step.gradients]
         self.optimizer.apply(gradients, self._pipeline.variables)
@@ -422,10 +414,6 @@ def _devices(devices: Sequence[str] | None, stages: int | None, schedule: str) -
     if stages is None or schedule == "interleaved_1f1b":
         return default_devices()
     return stage_devices(stages)
-
-
-def _is_unbuilt_sequential(blocks: Any) -> bool:
-    return isinstance(blocks, keras.Sequential) and not is_functional(blocks)
 
 
 def _as_blocks(blocks: Any) -> list[keras.layers.Layer]:

@@ -21,11 +21,8 @@ class CompiledLoss:
     """Keras' loss of a model's outputs.
 
     Args:
-      loss: as ``compile`` takes it; None: the loss is 0.
+      loss: an attribute, as ``compile`` takes it; None: the loss is 0.
       loss_weights: as ``compile`` takes them.
-
-    Attributes:
-      loss: as given.
     """
 
     def __init__(self, loss: Any, loss_weights: Any) -> None:
@@ -68,13 +65,7 @@ class CompiledLoss:
             return self.logged(outputs, labels, weights)
 
     def part(self, outputs: Any, labels: Any, weights: Any, examples: Any) -> tf.Tensor:
-        """Returns a micro-batch's part of a batch's loss, a scalar.
-
-        Args:
-          outputs: of the micro-batch.
-          labels: of the micro-batch.
-          weights: of the micro-batch's examples, or None.
-          examples: in the batch.
+        """Returns a micro-batch's part of the loss of a batch of ``examples``, a scalar.
 
         Raises:
           UserError: if the loss of a batch is known not to be a sum over micro-batches.
@@ -140,13 +131,7 @@ def check_splits(
     Those with respect to the outputs, by which all others are computed. Its failure is an
     ``InvalidArgumentError``. NaN passes, for callbacks to find.
 
-    Args:
-      compiled: the loss.
-      outputs: of the whole batch.
-      labels: of the whole batch, or None.
-      weights: of the whole batch, or None.
-      examples: in the batch.
-      micro_batches: their number.
+    All arguments are of the whole batch.
     """
     targets = {"labels": labels, "weights": weights}
     given = {name: values for name, values in targets.items() if values is not None}

@@ -125,11 +125,7 @@ class MicroBatches:
 
 
 def check_batch(kind: str, batch: Any) -> None:
-    """Checks that tensors, or their specs, can be split into micro-batches.
-
-    Args:
-      kind: of tensors, for messages.
-      batch: in any structure.
+    """Checks that tensors of a ``kind``, or their specs, can be split into micro-batches.
 
     Raises:
       UserError: if one is ragged or sparse, has no known rank, or no dimensions.

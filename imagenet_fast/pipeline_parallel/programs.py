@@ -70,13 +70,9 @@ class Totals(NamedTuple):
 
 
 class _Program(NamedTuple):
-    """A function to be cut out of the stage's graph.
+    """A function to be cut out of the stage's graph: arguments of :func:`subgraph`.
 
-    Attributes:
-      feeds: its arguments.
-      fetches: its results, in groups.
-      terms: tensors that it adds to totals.
-      effects: operations that it runs for their side effects.
+    Its results, ``fetches``, are in groups.
     """
 
     feeds: Tensors
@@ -184,19 +180,12 @@ class Programs:
         activations: Tensors | None,
         totals: Totals,
     ) -> tuple[Any, Tensors, Totals]:
-        """Runs the backward pass of a micro-batch.
+        """Runs the backward pass of a micro-batch, with arguments of its forward pass.
 
-        A stage with a loss needs no forward pass of its own: without activations, its outputs are
-        computed here, and the totals of the forward pass are added here.
-
-        Args:
-          number: as in the forward pass.
-          fraction: as in the forward pass.
-          inputs: as in the forward pass.
-          targets: as in the forward pass.
-          upstream: gradients of the floating-point outputs; empty with a loss.
-          activations: those that the forward pass returned; None: recompute them.
-          totals: to add to.
+        ``upstream`` are the gradients of the floating-point outputs, none with a loss;
+        ``activations`` those that the forward pass returned, or None to recompute them. A stage
+        with a loss needs no forward pass of its own: without activations, its outputs are computed
+        here, and the totals of the forward pass are added here.
 
         Returns:
           The outputs, if they are computed here, else None; the gradients of the floating-point
@@ -252,10 +241,8 @@ class Programs:
         # The loss and the penalty of this stage come after the outputs.
         seeds = [*reached, *([True] if self._has_loss else []), True]
         depends = [any(seeds[place] for place in sources) for sources in self._traced.sources]
-        count = len(gradients)
-        return [gradient if used else None for gradient, used in zip(gradients, depends)], depends[
-            count:
-        ]
+        used = [gradient if own else None for gradient, own in zip(gradients, depends)]
+        return used, depends[len(gradients) :]
 
     def _run(
         self, name: str, fed: Tensors, totals: Sequence[tf.Tensor]

@@ -52,9 +52,7 @@ class Task(NamedTuple):
 def canonical_schedule(name: str, option: str = "schedule") -> str:
     """Returns the schedule's name, with a notice if ``name`` is a former one.
 
-    Args:
-      name: of a schedule.
-      option: the option that has this value, for the message.
+    ``option`` is the one that has this value, for the message.
 
     Raises:
       UserError: if there is no such schedule.

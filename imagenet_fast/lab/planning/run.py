@@ -345,7 +345,7 @@ class RunPlan:
 
     @property
     def _exchange(self) -> bool:
-        """Whether training uses the all-reduce of ``distribute/half_precision.py``."""
+        """Whether training uses the all-reduce of ``distribute/collectives.py``."""
         return self.config.all_reduce_dtype != "float32"
 
     def _time(
@@ -588,12 +588,7 @@ def _accumulated(config: Config, devices: int) -> Config:
 
 
 def comparison(plans: Sequence[RunPlan], labels: Sequence[str]) -> str:
-    """Returns a table of plans, one in each row.
-
-    Args:
-      plans: to compare.
-      labels: of the rows.
-    """
+    """Returns a table of plans, one in each row."""
     width = max(map(len, labels))
     lines = [
         f"{'':{width}}  images each      step  after backward  bound by        images/s  scaling"

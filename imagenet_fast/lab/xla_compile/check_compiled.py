@@ -22,15 +22,7 @@ _RECOMPUTED = ".remat"
 def check_compiled(
     optimized: Module, lowered: Module, options: SharedOptions, gpu: Gpu, replicas: int
 ) -> list[Check]:
-    """Checks the arithmetic and the all-reduces of the compiled step.
-
-    Args:
-      optimized: the compiled step.
-      lowered: the step before compilation.
-      options: with the precision.
-      gpu: that it is compiled for.
-      replicas: their number.
-    """
+    """Checks the arithmetic and the all-reduces of the compiled step, ``optimized``."""
     return [
         _convolutions(optimized, options.precision, gpu),
         _products(optimized, lowered, options.precision, gpu),

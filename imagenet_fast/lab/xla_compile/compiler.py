@@ -236,11 +236,9 @@ def platform_of(topology: str) -> str:
 
 @contextlib.contextmanager
 def start_compiler(platform: str, virtual_cpus: int = 1) -> Iterator[Compiler]:
-    """Runs the compiler process while the context is open.
+    """Runs the compiler of a platform, ``TPU`` or ``GPU``, while the context is open.
 
-    Args:
-      platform: ``TPU`` or ``GPU``.
-      virtual_cpus: the number of devices that its CPU provides.
+    Its CPU provides ``virtual_cpus`` devices.
 
     Raises:
       UserError: if it is not installed or cannot be started; in the context, if it fails.

@@ -20,12 +20,9 @@ _WITHOUT_GPU = {"xla_gpu_autotune_level": "0"}
 
 
 def compile_module(module: bytes, devices: Sequence[Any], cuda: str = "") -> Any:
-    """Compiles a module for one replica on each device.
+    """Compiles a serialized HLO module for one replica on each device of a topology.
 
-    Args:
-      module: serialized HLO module.
-      devices: of one topology.
-      cuda: folder with CUDA's tools, for GPUs that do not exist here.
+    ``cuda`` is the folder with CUDA's tools, for GPUs that do not exist here.
     """
     client, replicas = devices[0].client, len(devices)
     numbers = np.array([[device.id] for device in devices])

@@ -129,10 +129,7 @@ def gpu_topology(name: str) -> GpuTopology | None:
 def no_topology(name: str, reason: str, tpus: str) -> UserError:
     """Returns the error for a topology that is neither a GPU's nor a TPU's.
 
-    Args:
-      name: of the topology.
-      reason: the TPU compiler's message.
-      tpus: examples of TPU topologies.
+    ``reason`` is the TPU compiler's message, ``tpus`` are examples.
     """
     return UserError(
         f"there is no topology {name!r} ({reason}); choose hosts and GPUs per host, as in h100:1x8 "

@@ -288,11 +288,7 @@ class _Recipe:
         return True
 
     def accumulations(self, found: Compilation) -> tuple[Trial, ...]:
-        """Returns the trials of a search for the fewest accumulation steps that fit.
-
-        Args:
-          found: the unchanged recipe, which does not fit.
-        """
+        """Returns the trials of a search for the fewest accumulation steps that fit."""
         images, present = found.batch, found.config.accumulation_steps
         tried = {present: _trial(present, found)}
 

@@ -94,10 +94,6 @@ def as_json(found: Compilation) -> str:
 def write(found: Compilation, directory: str) -> list[str]:
     """Writes ``compile.json`` and ``compile.txt``, and returns their paths.
 
-    Args:
-      found: the result.
-      directory: where to write; created if it does not exist.
-
     Raises:
       UserError: if they cannot be written.
     """

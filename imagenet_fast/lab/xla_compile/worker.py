@@ -66,12 +66,7 @@ def topology(name: str) -> dict[str, Any]:
 
 
 def compile_for_tpu(name: str, module: str) -> dict[str, Any]:
-    """Compiles a module for all cores of a TPU.
-
-    Args:
-      name: of the topology.
-      module: file of a serialized HLO module.
-    """
+    """Compiles a file of a serialized HLO module for all cores of a TPU."""
     devices = _tpu_devices(name)
     start = time.perf_counter()
     try:

@@ -56,11 +56,7 @@ def _end_with_parent() -> None:
 
 
 def own(config: str) -> Iterator[Any]:
-    """Returns this package's training batches.
-
-    Args:
-      config: a ``Config`` as JSON.
-    """
+    """Returns this package's training batches for a ``Config`` as JSON."""
     from imagenet_fast.config import Config
     from imagenet_fast.data.dataset import distributed_dataset
 

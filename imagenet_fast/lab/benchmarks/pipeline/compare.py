@@ -320,8 +320,7 @@ def activation_memory() -> list[MemoryUse]:
 def memory_limit(limit: int) -> list[LimitedRun]:
     """Trains a network with limited memory: in one process, then in a pipeline of four.
 
-    Args:
-      limit: bytes that each process may allocate after its start.
+    Each process may allocate ``limit`` bytes after its start.
     """
     return [_limited(_DEEP, case, limit) for case in (Case(_DEEP_BATCH), Case(_DEEP_BATCH, 4, 8))]
 

@@ -90,9 +90,7 @@ def stored_micro_batches(order: Order, devices: int) -> list[float]:
 
     Without recomputation; one of several stages on a device counts as a fraction.
 
-    Args:
-      order: the schedule.
-      devices: their number; stage k is on device k % ``devices``.
+    Stage k is on device k % ``devices``.
     """
     each = (1 + max(stage for stage, _, _ in order)) // devices
     now, most = [0] * devices, [0] * devices

@@ -128,27 +128,14 @@ class ChipCluster:
     def all_reduce_cost(
         self, algorithm: str, *, exchange: bool = False
     ) -> Callable[[float], float]:
-        """Returns :meth:`all_reduce_seconds` as a fast function of the size.
-
-        Args:
-          algorithm: see there.
-          exchange: see there.
-
-        Raises:
-          UserError: see there.
-        """
+        """Returns :meth:`all_reduce_seconds` as a fast function of the size; arguments as there."""
         latency = self.all_reduce_seconds(algorithm, 0, exchange=exchange)
         giga = self.all_reduce_seconds(algorithm, _GIGA, exchange=exchange)
         per_byte = (giga - latency) / _GIGA
         return lambda size: latency + per_byte * size
 
     def group_all_reduce_seconds(self, replicas: int, size: float) -> float:
-        """Returns the duration of simultaneous all-reduces in all groups of neighbouring replicas.
-
-        Args:
-          replicas: in each group.
-          size: bytes of the tensor.
-        """
+        """Returns the duration of all-reduces of bytes in all groups of neighbours at once."""
         chips = math.ceil(replicas / self.accelerator.replicas)
         if chips == 1:
             return 0.0
