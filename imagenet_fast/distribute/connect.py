@@ -24,7 +24,6 @@ def connect(
     *,
     place: int = 0,
     device: str = "",
-    timeout_seconds: float = 0,
 ) -> None:
     """Creates the NCCL communicators of groups, one after another, if workers have GPUs.
 
@@ -41,7 +40,6 @@ def connect(
       groups: the members of each group, in the same order in all workers.
       place: as in :class:`~imagenet_fast.distribute.collectives.Communicator`.
       device: the device that the groups use; empty: the replica's.
-      timeout_seconds: time limit for each group; 0: none.
     """
     if collective_hint(strategy) != "nccl":
         return
@@ -50,7 +48,7 @@ def connect(
     here = set(range(worker * each, (worker + 1) * each))
     for group in groups:
         if here.intersection(group) and len(group) > 1:
-            _all_reduce_once(strategy, tuple(group), place, device, timeout_seconds)
+            _all_reduce_once(strategy, tuple(group), place, device)
 
 
 def straddles(groups: Groups, each: int) -> bool:
@@ -97,11 +95,7 @@ def in_rank_order(strategy: tf.distribute.Strategy, groups: Groups) -> Groups:
 
 
 def _all_reduce_once(
-    strategy: tf.distribute.Strategy,
-    group: tuple[int, ...],
-    place: int,
-    device: str,
-    timeout_seconds: float,
+    strategy: tf.distribute.Strategy, group: tuple[int, ...], place: int, device: str
 ) -> None:
     stream = f"connect_{next(_STREAMS)}"
 
@@ -110,9 +104,7 @@ def _all_reduce_once(
         if replica not in group:
             return tf.zeros([1])
         with tf.device(device) if device else contextlib.nullcontext():
-            communicator = Communicator(
-                group, replica, place=place, hint="nccl", timeout_seconds=timeout_seconds
-            )
+            communicator = Communicator(group, replica, place=place, hint="nccl")
             return communicator.all_reduce(tf.ones([1]), stream)
 
     _run_once(strategy, in_replica)

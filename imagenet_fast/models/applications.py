@@ -46,7 +46,10 @@ class Normalization(NamedTuple):
 @functools.cache
 def application_names() -> tuple[str, ...]:
     """Returns the names of all networks of Keras Applications."""
-    return tuple(sorted(name for name, own in vars(keras.applications).items() if _makes(own)))
+    functions = inspect.getmembers(keras.applications, inspect.isfunction)
+    return tuple(
+        name for name, own in functions if "include_top" in inspect.signature(own).parameters
+    )
 
 
 def build_application(
@@ -157,10 +160,6 @@ def one_process_downloads() -> Iterator[None]:
             stack.callback(os.close, home)
             fcntl.flock(home, fcntl.LOCK_EX)  # released with the process
         yield
-
-
-def _makes(own: Any) -> bool:
-    return inspect.isfunction(own) and "include_top" in inspect.signature(own).parameters
 
 
 def _maker(name: str) -> Callable[..., keras.Model]:

@@ -129,11 +129,10 @@ def resnet(
             # Zeros are as good as -inf for the pool's padding: ReLU's outputs are not below them.
             x = keras.layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
         pool_padding = "valid" if padding == "symmetric" else "same"
-        if blur_pool == "convolutions_and_pools":
-            x = keras.layers.MaxPooling2D(3, 1, pool_padding, name="stem_pool")(x)
+        blurs = blur_pool == "convolutions_and_pools"
+        x = keras.layers.MaxPooling2D(3, 1 if blurs else 2, pool_padding, name="stem_pool")(x)
+        if blurs:
             x = BlurPool(2, name="stem_pool_blur")(x)
-        else:
-            x = keras.layers.MaxPooling2D(3, 2, pool_padding, name="stem_pool")(x)
     else:
         x = _conv_norm_relu(images, first, 3, 1, stem_conv, norm, "stem")
 

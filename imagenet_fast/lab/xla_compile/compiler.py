@@ -118,11 +118,8 @@ class Program:
 class RefusedError(Exception):
     """The compiler rejected a program; the text is its reason, in one line.
 
-    Args:
-      message: the compiler's whole message.
-
     Attributes:
-      message: the same.
+      message: the compiler's whole message.
     """
 
     def __init__(self, message: str) -> None:

@@ -58,13 +58,7 @@ def gpus() -> Mapping[str, Gpu]:
 
 @dataclasses.dataclass(frozen=True)
 class GpuTopology:
-    """Hosts with GPUs.
-
-    Attributes:
-      gpu: the kind.
-      hosts: their number.
-      gpus: in each host.
-    """
+    """Hosts with ``gpus`` GPUs of one kind each."""
 
     gpu: Gpu
     hosts: int

@@ -29,12 +29,7 @@ _COUNTERS = pathlib.Path("/sys/class/net")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Float32 tensors to all-reduce.
-
-    Attributes:
-      name: for tables.
-      shapes: of the tensors.
-    """
+    """Float32 tensors to all-reduce, and their name in tables."""
 
     name: str
     shapes: tuple[tuple[int, ...], ...]

@@ -36,12 +36,7 @@ class Operation(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """The gradient of a trainable variable.
-
-    Attributes:
-      layer: of the variable.
-      elements: their number.
-    """
+    """The gradient of a trainable variable of a layer, and its number of elements."""
 
     layer: str
     elements: int
