@@ -16,11 +16,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import PatchWhitening
 from imagenet_fast.models.arguments import check_sizes, check_width
 from imagenet_fast.models.batch_norm import NormOptions, batch_norm, norm_arguments
-from imagenet_fast.models.cifar import (
-    PYTORCH_WEIGHTS,
-    conv_block,
-    max_pool_logits,
-)
+from imagenet_fast.models.cifar import PYTORCH_WEIGHTS, conv_block, max_pool_logits
 from imagenet_fast.models.options import check_activation
 
 if TYPE_CHECKING:

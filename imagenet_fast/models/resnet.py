@@ -62,33 +62,28 @@ def resnet(
 ) -> keras.Model:
     """Makes a ResNet for ImageNet: basic blocks at depths 18 and 34, bottlenecks above.
 
+    The options of the same names say what the arguments' values mean.
+
     Args:
         depth: 18, 34, 50, 101 or 152.
         num_classes: number of logits.
         input_shape: (height, width, channels) of one image; height and width may be None.
         width: channels of the first convolution, to which all others are in proportion; 0: 64, as
             published.
-        stem: ``"imagenet"``, a 7x7 convolution and a 3x3 max pool, both of stride 2, or
-            ``"small"``, a 3x3 convolution of stride 1 and no pool, for images of about 32 pixels.
+        stem: ``"imagenet"``, or ``"small"`` for images of about 32 pixels.
         zero_gamma: whether the last batch norm of each block starts with gamma 0 instead of 1, so
             the block starts as the identity (Goyal et al. 2017, section 5.1).
         stride_on_1x1: whether a bottleneck's stride is in its first 1x1 convolution, as in He et
             al. and Keras applications ("v1"), not in the 3x3, as in Goyal et al. ("v1.5").
         blur_pool: where a :class:`~imagenet_fast.layers.BlurPool` precedes the subsampling:
-            ``"none"``; ``"convolutions"``, before the blocks' convolutions of stride 2, projections
-            included, as in ffcv-imagenet; or ``"convolutions_and_pools"``, in the stem's pool, too,
-            as in composer. The first convolution, of the images, is never blurred.
-        padding: of 3x3 convolutions and the pool of stride 2: ``"symmetric"``, one row and column
-            on each side; ``"same"``, as Keras' padding of this name: of even-sized images only at
-            the bottom and right, as in MLPerf's TF2 reference; or ``"same_pool"``, so for the pool
-            only, as in Google's code for TPUs.
-        conv_init: initial weights of convolutions: ``"he_fan_out"``, N(0, 2 / fan-out), as in
-            fb.resnet.torch and torchvision; ``"he_fan_in"``, N(0, 2 / fan-in), as in MXNet and
-            composer; ``"he_normal"`` and ``"lecun_normal"``, Keras' initializers of these names,
-            truncated normals of variance 2 / fan-in and 1 / fan-in, as in MLPerf's TF2 reference
-            and in Google's code for TPUs.
-        gamma_init: initial gamma of other batch norms: ``"ones"``, or ``"uniform"``, random in
-            [0, 1), as in composer.
+            ``"convolutions"``, projections included, is ffcv-imagenet's,
+            ``"convolutions_and_pools"`` composer's.
+        padding: ``"same"`` is that of MLPerf's TF2 reference, ``"same_pool"`` of Google's code for
+            TPUs.
+        conv_init: ``"he_fan_out"`` is that of fb.resnet.torch and torchvision, ``"he_fan_in"`` of
+            MXNet and composer, ``"he_normal"`` of MLPerf's TF2 reference, ``"lecun_normal"`` of
+            Google's code for TPUs.
+        gamma_init: of other batch norms; ``"uniform"`` is composer's.
         name: the model's name; None: ``resnet<depth>``.
         **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
 

@@ -53,8 +53,7 @@ def resnet9(
         input_shape: (height, width, channels) of one image, at least 8 x 8; height and width may
             be None.
         width: channels of ``prep``; the layers have 2, 4 and 8 times as many; 0: the published 64.
-        pool_order: position of the layers' pool: ``"conv_bn_relu_pool"``; ``"conv_bn_pool_relu"``,
-            the same function at lower cost; or ``"conv_pool_bn_relu"``, cheaper still.
+        pool_order: position of the layers' pool; see the option of this name.
         activation: ``"relu"``, the published one, which ``"auto"`` is too, or ``"celu"``, which is
             smooth.
         celu_alpha: minus the minimum of CELU.

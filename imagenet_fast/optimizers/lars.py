@@ -32,21 +32,17 @@ class LARS(SGD):
 
     Norms are float32, or float64 if a variable is: in float16 they would overflow or vanish.
 
+    Arguments that are not here are those of ``SGD``.
+
     Args:
-      learning_rate: a number or a schedule.
-      momentum: decay factor of the momentum buffer, in [0, 1).
       weight_decay: L2 coefficient; None, as in Keras: 0. The recipes decay weights only: no biases,
         no gamma or beta of batch norm (``weight_decay_mask``).
       eeta: trust coefficient.
       epsilon: added to the norm of the gradient.
-      nesterov: whether to use Nesterov momentum.
       rate_in_momentum: whether the momentum buffer accumulates updates (MLPerf's scaled momentum)
         rather than gradients.
-      weight_decay_mask: as in ``SGD``.
-      rate_factors: as in ``SGD``.
       trust_mask: for each trainable variable in order, whether to scale its learning rate; None:
         all are scaled. The recipes scale weights only. ``variable_roles`` helps to make it.
-      name: of the optimizer.
       **kwargs: ``zero_rate_at``, as in ``SGD``, and Keras' options (``clipnorm``, ``use_ema``,
         ...).
 

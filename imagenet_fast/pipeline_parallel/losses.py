@@ -88,23 +88,17 @@ class CompiledLoss:
                 f"over the batch: give them the same reduction, or {_HOW}"
             )
         for reduction, (loss, output) in zip(reductions, used):
-            ignored = getattr(loss, "ignore_class", None)
-            if reduction != "sum" and ignored is not None:
+            ignored, mean = getattr(loss, "ignore_class", None), ""
+            if ignored is not None:
+                mean = f"over the labels that are not of ignore_class={ignored}, whose number"
+            elif getattr(output, "_keras_mask", None) is not None:
+                mean = "over the unmasked ones of masked outputs, whose number"
+            elif reduction == "mean_with_sample_weight" and weights is not None:
+                mean = "by sample weights, whose sum"
+            if mean and reduction != "sum":
                 raise UserError(
-                    f"{_SPLITS} cannot train with the loss {loss.name}, a mean over the "
-                    f"labels that are not of ignore_class={ignored}, whose number differs between "
-                    f"micro-batches: {_HOW}"
-                )
-            if reduction != "sum" and getattr(output, "_keras_mask", None) is not None:
-                raise UserError(
-                    f"{_SPLITS} cannot train with the loss {_named(loss)} of masked outputs, a "
-                    "mean over the unmasked ones, whose number differs between micro-batches: "
-                    f"{_HOW}"
-                )
-            if reduction == "mean_with_sample_weight" and weights is not None:
-                raise UserError(
-                    f"{_SPLITS} cannot train with the loss {loss.name}, a mean by sample weights, "
-                    f"whose sum differs between micro-batches: {_HOW}"
+                    f"{_SPLITS} cannot train with the loss {_named(loss)}, a mean {mean} differs "
+                    f"between micro-batches: {_HOW}"
                 )
         return any(means)
 

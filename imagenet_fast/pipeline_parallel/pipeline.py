@@ -57,8 +57,10 @@ class Pipeline:
 
     It is no Keras layer: a model has to own the blocks.
 
+    Arguments that are not here are those of
+    :class:`~imagenet_fast.pipeline_parallel.gpipe.GPipe`.
+
     Args:
-      blocks: as of :class:`~imagenet_fast.pipeline_parallel.gpipe.GPipe`.
       devices: names of the devices, in order; stage k is on device k % len(devices).
       num_stages: number of stages; None: one for each device.
       balance: number of blocks of each stage; None: that of ``choose_balance`` or, without one,
@@ -66,11 +68,6 @@ class Pipeline:
       choose_balance: returns the number of blocks of each stage, or None, for the specs of a
         batch's inputs. Called when these are known; if there is only one balance, or ``balance`` is
         given, only for the errors that it raises. None: there is no such function.
-      num_micro_batches: number of micro-batches of a batch; an attribute, as the arguments below
-        and ``devices``.
-      rematerialize: as of ``GPipe``.
-      schedule: as of ``GPipe``.
-      unroll: as of ``GPipe``.
 
     Attributes:
       stages: in order; empty until the balance is known.

@@ -280,8 +280,6 @@ class _Traced(NamedTuple):
         loss, if there is one, then of the penalty; none without a gradient.
       activations: tensors of the forward pass that the backward pass needs.
       operations: name and type of each operation by its name, with those in functions it calls.
-      variables_read: as of ``Programs``.
-      variables_in_loss: as of ``Programs``.
       forward_effects: operations of the forward pass with side effects, such as a check or a print.
       backward_effects: those of the backward pass.
     """

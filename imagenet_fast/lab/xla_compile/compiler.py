@@ -159,27 +159,24 @@ class Compiler:
         Raises:
           RefusedError: if it needs too much memory, or something that the devices do not support.
         """
+        optimized = None
         if isinstance(topology, GpuTopology):
-            return self._compile_for_gpus(topology, module)
-        found = self._ask("compile_for_tpu", name=topology.name, module=self._file(module))
+            optimized = self._folder / "optimized.hlo"
+            found = self._ask(
+                "compile_for_gpus",
+                target=topology.gpu.target,
+                hosts=topology.hosts,
+                gpus=topology.gpus,
+                cuda=str(find_cuda()),
+                module=self._file(module),
+                optimized=str(optimized),
+            )
+        else:
+            found = self._ask("compile_for_tpu", name=topology.name, module=self._file(module))
         if "error" in found:
             raise RefusedError(found["error"])
-        return Program(**found)
-
-    def _compile_for_gpus(self, topology: GpuTopology, module: bytes) -> Program:
-        optimized = self._folder / "optimized.hlo"
-        found = self._ask(
-            "compile_for_gpus",
-            target=topology.gpu.target,
-            hosts=topology.hosts,
-            gpus=topology.gpus,
-            cuda=str(find_cuda()),
-            module=self._file(module),
-            optimized=str(optimized),
-        )
-        if "error" in found:
-            raise RefusedError(found["error"])
-        return Program(**found, optimized=read_module(optimized.read_bytes()))
+        compiled = read_module(optimized.read_bytes()) if optimized else None
+        return Program(**found, optimized=compiled)
 
     def run(
         self, module: bytes, inputs: pathlib.Path, updates: Mapping[int, int], steps: int
