@@ -28,11 +28,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, require_choice
-from imagenet_fast.distribute.collectives import (
-    Communicator,
-    HalfPrecisionCommunicator,
-    this_replica,
-)
+from imagenet_fast.distribute.collectives import Communicator, this_replica
 from imagenet_fast.distribute.connect import connect, in_rank_order
 from imagenet_fast.distribute.consistency import check_consistent
 from imagenet_fast.distribute.fusion import Fusion, creation_order, pack, unpack
@@ -232,15 +228,13 @@ class AllReduce:
                 total = sum_along_both_axes(sent, self.rows, self._columns)
             return tf.cast(total, tensor.dtype)
         replica = this_replica()
-        kind: Callable[..., Communicator] = Communicator
-        if half is not None:
-            kind = functools.partial(HalfPrecisionCommunicator, dtype=half)
         among = functools.partial(
-            kind,
+            Communicator,
             replica=replica,
             place=self._place,
             hint=self._hint,
             timeout_seconds=self._timeout,
+            half=half,
         )
         if self.rows is None:
             return among(range(self._replicas)).all_reduce(tensor, stream)

@@ -56,9 +56,7 @@ def straddles(groups: Groups, each: int) -> bool:
 
     Such groups must be connected before they are used concurrently.
 
-    Args:
-      groups: groups of all replicas.
-      each: replicas of a process, which have consecutive ids.
+    The ``each`` replicas of a process have consecutive ids.
     """
     processes = [{member // each for member in group} for group in groups.members]
     spanning = [process for group in processes if len(group) > 1 for process in group]

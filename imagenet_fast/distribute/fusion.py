@@ -133,11 +133,9 @@ def creation_order(variables: Sequence[tf.Variable]) -> list[int]:
 
 
 def pack(tensors: Sequence[tf.Tensor], multiple: int = 1) -> tf.Tensor:
-    """Returns the concatenated elements of all tensors, padded with zeros.
+    """Returns the concatenated elements of tensors of one dtype and static shapes.
 
-    Args:
-      tensors: tensors of one dtype with static shapes.
-      multiple: pads the length to a multiple of this.
+    Zeros pad the length to a ``multiple``.
     """
     length = sum(tensor.shape.num_elements() for tensor in tensors)
     parts = [tf.reshape(tensor, [-1]) for tensor in tensors]

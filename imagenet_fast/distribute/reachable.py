@@ -59,12 +59,9 @@ class Reach:
 
     def notice(self) -> str:
         """Returns two lines: who can reach the servers, and what they can do."""
-        several = len(self.ports) > 1
-        ports = (
-            f"ports {' and '.join(map(str, self.ports))} have"
-            if several
-            else (f"port {self.ports[0]} has")
-        )
+        ports = f"port {self.ports[0]} has"
+        if len(self.ports) > 1:
+            ports = f"ports {' and '.join(map(str, self.ports))} have"
         who = "every account of this machine"
         if self.addresses == ():
             who += ", but no other machine,"

@@ -118,8 +118,9 @@ def resnet(
     first = width or _PUBLISHED_WIDTH
 
     images = keras.Input(input_shape, name="images")
+    kernel_size, strides = (7, 2) if stem == "imagenet" else (3, 1)
+    x = _stem(images, first, kernel_size, strides, stem_conv, norm)
     if stem == "imagenet":
-        x = _conv_norm_relu(images, first, 7, 2, stem_conv, norm, "stem")
         if padding == "symmetric":
             # Zeros are as good as -inf for the pool's padding: ReLU's outputs are not below them.
             x = keras.layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
@@ -128,8 +129,6 @@ def resnet(
         x = keras.layers.MaxPooling2D(3, 1 if blurs else 2, pool_padding, name="stem_pool")(x)
         if blurs:
             x = BlurPool(2, name="stem_pool_blur")(x)
-    else:
-        x = _conv_norm_relu(images, first, 3, 1, stem_conv, norm, "stem")
 
     for stage, blocks in enumerate({**_BASIC, **_BOTTLENECK}[depth], start=1):
         filters = first * 2 ** (stage - 1)
@@ -179,7 +178,7 @@ def cifar_resnet(
     conv = functools.partial(_conv, init=conv_init)
 
     images = keras.Input(input_shape, name="images")
-    x = _conv_norm_relu(images, 16, 3, 1, conv, norm, "stem")
+    x = _stem(images, 16, 3, 1, conv, norm)
     for stage, width in enumerate((16, 32, 64), start=1):
         for block in range(1, (depth - 2) // 6 + 1):
             strides = 2 if stage > 1 and block == 1 else 1
@@ -271,18 +270,17 @@ def _conv(
     )(x)
 
 
-def _conv_norm_relu(
-    x: tf.Tensor,
+def _stem(
+    images: tf.Tensor,
     filters: int,
     kernel_size: int,
     strides: int,
     conv: Callable[..., tf.Tensor],
     norm: Callable[..., keras.layers.Layer],
-    name: str,
 ) -> tf.Tensor:
-    x = conv(x, filters, kernel_size, strides, f"{name}_conv")
-    x = norm(name=f"{name}_bn")(x)
-    return keras.layers.Activation("relu", name=f"{name}_relu")(x)
+    x = conv(images, filters, kernel_size, strides, "stem_conv")
+    x = norm(name="stem_bn")(x)
+    return keras.layers.Activation("relu", name="stem_relu")(x)
 
 
 def _residual_block(

@@ -131,10 +131,7 @@ def _least(
 def bounds(balance: Sequence[int] | None, blocks: int, stages: int) -> list[tuple[int, int]]:
     """Returns the index of each stage's first block, and that of the block after its last.
 
-    Args:
-      balance: number of blocks of each stage; None: nearly equal numbers.
-      blocks: number of blocks.
-      stages: number of stages.
+    ``balance`` is the number of blocks of each stage; None: nearly equal numbers.
 
     Raises:
       UserError: if the blocks cannot be split like that.

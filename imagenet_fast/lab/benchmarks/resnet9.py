@@ -155,11 +155,7 @@ def network_gradients(
 ) -> Callable[[], list[tf.Tensor]]:
     """Returns a function that runs only a network's forward and backward pass.
 
-    Args:
-      network: from normalized images to logits.
-      images: float [batch, height, width, channels], always the same.
-      labels: integer [batch].
-      xla: whether XLA compiles it.
+    It gets normalized images, float [batch, height, width, channels], always the same.
 
     Returns:
       A function that returns the gradients of the images' summed cross-entropy with respect to the

@@ -522,10 +522,8 @@ _BOUNDS = {
 def plan_run(config: Config, hardware: Hardware, compiled: CompiledMemory | None = None) -> RunPlan:
     """Estimates a run.
 
-    Args:
-      config: options of the run; its cluster options are ignored.
-      hardware: on which it runs.
-      compiled: memory of the compiled step, if there is one.
+    Its cluster options are ignored. ``compiled`` is the memory of the compiled step, if there is
+    one.
 
     Raises:
       UserError: if the data, the hardware or the model's options cannot be used, or the batch

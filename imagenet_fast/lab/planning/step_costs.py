@@ -264,10 +264,8 @@ def _counted(
 ) -> tuple[Operation, ...]:
     """Counts operations that have a cost.
 
-    Args:
-      operations: of a graph.
-      forward: those of the forward pass; None: all.
-      layers: names of the layers to which they may belong, by scope; None: to none.
+    ``forward`` are those of the forward pass; None: all. ``layers`` are names of layers to which
+    they may belong, by scope.
     """
     return tuple(
         _operation(operation, forward is not None and operation not in forward, layers or {})

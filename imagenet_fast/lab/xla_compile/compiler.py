@@ -29,7 +29,6 @@ _ACCELERATORS = {
     "TPU v5": "tpu-v5p",
     "TPU v6 lite": "tpu-v6e",
 }
-_EXAMPLES = "v2:2x2, v3:4x4, v4:2x2x1, v5e:4x4, v5p:2x2x1 or v6e:4x4"
 # libtpu's messages for a program that is too large, after and before compilation.
 _NEEDS = (
     re.compile(r"Used ([\d.]+[KMGT]?) of ([\d.]+[KMGT]?) hbm"),
@@ -150,7 +149,7 @@ class Compiler:
             return gpus
         found = self._ask("topology", name=name)
         if "error" in found:
-            raise no_topology(name, _line(found["error"]), _EXAMPLES)
+            raise no_topology(name, _line(found["error"]))
         return TpuTopology(name, found["kind"], tuple(map(tuple, found["coordinates"])))
 
     def compile(self, topology: Topology, module: bytes) -> Program:
@@ -217,14 +216,13 @@ def platform_of(topology: str) -> str:
         return "GPU"
     kind, _, size = topology.partition(":")
     if not re.match(r"v\d", kind):
-        raise no_topology(topology, f"no kind {kind!r}", _EXAMPLES)
+        raise no_topology(topology, f"no kind {kind!r}")
     chip = ACCELERATORS.get(f"tpu-{kind}")
     chips = math.prod(map(int, re.findall(r"\d+", size)))
     if not chips:  # would crash libtpu
-        raise no_topology(topology, "an axis has 0 chips", _EXAMPLES)
+        raise no_topology(topology, "an axis has 0 chips")
     if chip is not None and chips > chip.most_chips:
-        reason = f"a {chip.title} has at most {chip.most_chips:,} chips"
-        raise no_topology(topology, reason, _EXAMPLES)
+        raise no_topology(topology, f"a {chip.title} has at most {chip.most_chips:,} chips")
     return "TPU"
 
 

@@ -58,9 +58,7 @@ def memory(program: Any) -> dict[str, int]:
 def execute(program: Any, arguments: Sequence[jax.Array]) -> list[list[jax.Array]]:
     """Starts a program.
 
-    Args:
-      program: of :func:`compile_module`.
-      arguments: each an array of :func:`joined`. The program may overwrite them.
+    Its arguments are arrays of :func:`joined`, which it may overwrite.
 
     Returns:
       For each result the array of each device.

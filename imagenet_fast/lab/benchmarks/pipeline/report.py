@@ -38,11 +38,7 @@ _MIB = 2**20
 
 
 def make_report(parts: Mapping[str, Sequence[Any]]) -> Report:
-    """Returns the report of some parts.
-
-    Args:
-      parts: the results of functions in ``compare.PARTS``, by their names.
-    """
+    """Returns the report of results of functions in ``compare.PARTS``, by their names."""
     lines = []
     for name, results in parts.items():
         title, table = _TABLES[name]

@@ -107,8 +107,7 @@ class StepWork:
 
         The operations' workspace and what selects images are not included.
 
-        Args:
-          fuses: whether the compiler fuses element-wise operations with matrix operations.
+        A compiler that ``fuses`` joins element-wise operations with matrix operations.
         """
         kept = self.fused_kept_bytes if fuses else self.kept_bytes
         return 4 * self.parameters * (2 + self.slots) + kept

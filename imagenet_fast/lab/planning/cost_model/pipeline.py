@@ -56,10 +56,8 @@ def simulate_zero_bubble(
 def _zero_bubble_row(ahead: int, delay: int, micro_batches: int) -> Iterator[tuple[int, str]]:
     """Yields the micro-batch and the kind of each task of one device, in order.
 
-    Args:
-      ahead: forward passes before the first backward pass, at most.
-      delay: micro-batches that wait for their weight gradients while forward passes are left.
-      micro_batches: number of micro-batches.
+    At most ``ahead`` forward passes are before the first backward pass. While forward passes are
+    left, ``delay`` micro-batches wait for their weight gradients.
     """
     ahead = min(ahead, micro_batches)
     yield from ((number, "forward") for number in range(ahead))
