@@ -35,11 +35,8 @@ def connect(
 
     All workers must call it, outside of replicas.
 
-    Args:
-      strategy: the workers' strategy.
-      groups: the members of each group, in the same order in all workers.
-      place: as in :class:`~imagenet_fast.distribute.collectives.Communicator`.
-      device: the device that the groups use; empty: the replica's.
+    ``groups`` are in the same order in all workers, ``place`` is that of a ``Communicator``, and
+    ``device`` the one that the groups use; empty: the replica's.
     """
     if collective_hint(strategy) != "nccl":
         return

@@ -67,9 +67,8 @@ class Fusion:
         The backward pass computes the last layer's gradients first, so buckets and the tensors in
         them are in descending order.
 
-        Args:
-          shapes: the tensors' shapes, in the order in which the model's variables were created.
-          dtypes: the tensors' dtypes; all tensors of a bucket have the same.
+        Shapes and dtypes are in the order in which the model's variables were created. All tensors
+        of a bucket have one dtype.
 
         Returns:
           The positions of each bucket's tensors.

@@ -209,10 +209,7 @@ def program(addresses: Sequence[str], accepted: int, refused: int) -> bytes:
 
     Packets from IPv4 to a socket for both IPv4 and IPv6 count as IPv4.
 
-    Args:
-      addresses: besides the loopback.
-      accepted: the result for packets to these addresses.
-      refused: the result for all others.
+    Those to the loopback or one of the addresses are ``accepted``, others ``refused``: the results.
     """
     blocks: dict[int, list[_Instruction]] = {
         4: [

@@ -54,11 +54,7 @@ def _ended_by_interrupt() -> Iterator[None]:
 
 
 def waiting_message(workers: Sequence[str]) -> str:
-    """Returns a message with the workers that cannot be reached, and why.
-
-    Args:
-      workers: ``number=host:port`` of each other worker.
-    """
+    """Returns a message with the workers, ``number=host:port``, that cannot be reached, and why."""
     with concurrent.futures.ThreadPoolExecutor(_CONCURRENT) as pool:
         reasons = pool.map(unreachable, [worker.partition("=")[2] for worker in workers])
         missing = [

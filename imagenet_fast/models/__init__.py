@@ -92,9 +92,6 @@ def load(path: str | os.PathLike[str]) -> keras.Model:
     ``Lambda``, and other ways to name any function, are refused, and so are HDF5 files and
     SavedModels. ``keras.models.load_model`` reads those, but runs what the file holds.
 
-    Args:
-        path: the file.
-
     Raises:
         UserError: if it cannot be read.
     """
@@ -135,11 +132,7 @@ def features(network: keras.Model) -> Any:
 
 
 def network_of(model: keras.Model) -> keras.Model:
-    """Returns the network, from normalized images, inside a model from pixels to logits.
-
-    Args:
-        model: as ``training.build.build_model`` makes it, with the network as a layer.
-    """
+    """Returns the network, from normalized images, inside a model of ``build_model``."""
     import keras
 
     return next(layer for layer in model.layers if isinstance(layer, keras.Model))

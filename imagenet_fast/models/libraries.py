@@ -36,11 +36,7 @@ def build_by_name(
 ) -> keras.Model:
     """Makes a network of a library, with random weights, from normalized images to logits.
 
-    Args:
-        model: ``keras:NAME`` or ``keras_hub:PRESET``.
-        num_classes: number of logits.
-        image_shape: of an image; None: any size.
-        download: whether to download a preset's configuration.
+    It may ``download`` a preset's configuration.
 
     Raises:
         UserError: if there is no such network, or it cannot be made.

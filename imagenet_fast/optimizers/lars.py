@@ -91,9 +91,7 @@ class LARS(SGD):
     def trust_ratios(self, gradients: Sequence[Tensor], variables: Sequence[Any]) -> list[Tensor]:
         """Returns the trust ratio of each variable, the factor of its learning rate.
 
-        Args:
-          gradients: without weight decay.
-          variables: theirs, among those that the optimizer was built with.
+        Gradients are without weight decay.
 
         Returns:
           Scalars, float32, or float64 if a variable is; 1 for those that ``trust_mask`` excludes.
@@ -122,11 +120,7 @@ class LARS(SGD):
         return [next(ratio) if is_scaled else one for is_scaled in scaled]
 
     def prepared(self, pairs: Iterable[tuple[Tensor, Any]]) -> list[tuple[Any, Any]]:
-        """Returns what :meth:`update_step` takes: each gradient with its trust ratio.
-
-        Args:
-          pairs: gradients, summed over the replicas and clipped, and their variables.
-        """
+        """Returns what ``update_step`` takes: each summed, clipped gradient and its trust ratio."""
         pairs = [pair for pair in pairs if pair[0] is not None]
         variables = [variable for _, variable in pairs]
         gradients = [dense(gradient, variable.dtype) for gradient, variable in pairs]

@@ -410,8 +410,7 @@ class ScheduleOptions(SharedOptions):
 
         Recipes have a warmup for larger batches, which smaller ones do not need.
 
-        Args:
-          given: names of the options that the user has given beside a recipe.
+        ``given`` are the options that the user has given beside a recipe.
         """
         has_warmup = self.warmup_first_rate is not None or not self.warmup.amount
         if "warmup" not in given or has_warmup or self.schedule == "piecewise_linear":

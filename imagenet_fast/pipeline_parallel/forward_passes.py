@@ -31,10 +31,7 @@ def forward_passes(stages: Sequence[Stage], inputs: Any, count: int) -> Forward:
     A stage works on one micro-batch at a time, and different stages work at the same time. To be
     called in a ``tf.function``, with built blocks.
 
-    Args:
-      stages: of the pipeline.
-      inputs: tensors in any structure, whose first dimension is the batch.
-      count: number of micro-batches of a batch with at least as many examples.
+    ``count`` is the number of micro-batches of a batch with at least as many examples.
     """
     batch = MicroBatches(with_masks(inputs), (), count)
     programs, (specs, _) = [], batch.specs

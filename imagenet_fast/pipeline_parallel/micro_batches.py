@@ -94,11 +94,9 @@ class MicroBatches:
         return tf.where(end > begin, rows, tf.zeros_like(rows))
 
     def joined(self, rows: tf.Tensor, count: int | tf.Tensor | None = None) -> tf.Tensor:
-        """Returns the batch from the rows of its micro-batches, without repeated examples.
+        """Returns the batch from an output's rows of micro-batches, without repeated examples.
 
-        Args:
-          rows: of one output.
-          count: number of micro-batches; None: all.
+        ``count`` is the number of micro-batches; None: all.
 
         Raises:
           UserError: if there is not one row for each example. If their number is only known when

@@ -112,13 +112,10 @@ class Passes:
     def backward(
         self, place: int, number: Any, kept: Kept, upstream: Tensors
     ) -> tuple[Any, Tensors]:
-        """Runs the backward pass of a micro-batch in a stage.
+        """Runs the backward pass of a micro-batch in the stage at ``place``.
 
-        Args:
-          place: index of the stage.
-          number: index of the micro-batch.
-          kept: of its forward pass; or, for a last stage with a loss, its inputs.
-          upstream: the gradients that the next stage returned.
+        ``kept`` is of its forward pass or, for a last stage with a loss, its inputs; ``upstream``
+        are the gradients that the next stage returned.
 
         Returns:
           The outputs, if they were computed here; the gradients of the inputs.

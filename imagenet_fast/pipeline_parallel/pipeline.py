@@ -234,8 +234,7 @@ class Pipeline:
 
         To be called again after layers have made further ones, as some do when they are built.
 
-        Args:
-          again: whether also those that do already, whose states may be on other devices.
+        With ``again``, also those that do already, whose states may be on other devices.
         """
         with tf.init_scope():
             for stage in self.stages:
