@@ -7,7 +7,6 @@ of this machine, each used by one process.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import json
@@ -56,8 +55,7 @@ _DEEP_BATCH = 128
 _SMALL = Network("convolutions", blocks=8, channels=4, image_size=8)
 
 
-@dataclasses.dataclass(frozen=True)
-class StepTimes:
+class StepTimes(NamedTuple):
     """The duration of training steps.
 
     Attributes:

@@ -258,16 +258,13 @@ class Validation:
             }
             for prediction in self.predictions
         ]
+        model, linear = self.median_errors_beside_linear
         values = {
             "median_error": self.median_error,
             "tested": len(self.tested),
             "compared": len(self.compared),
-            **dict(
-                zip(
-                    ("median_error_of_compared", "median_error_of_linear"),
-                    self.median_errors_beside_linear,
-                )
-            ),
+            "median_error_of_compared": model,
+            "median_error_of_linear": linear,
             "chips_without_row": [name for name in ACCELERATORS if not rows_of_chip(name)],
             "missed": [prediction.row.name for prediction in self.missed],
             "rows": rows,
@@ -322,7 +319,11 @@ def validate(
             images_per_second(run, stacks[row.stack]) if run else 1.0 for run in (row.run, row.to)
         )
         predictions.append(Prediction(row, row.in_unit(speed, to), linear_scaling(row, rows)))
-    segmented = [prediction for prediction in predictions if _has_segments(prediction.row)]
+    segmented = [
+        prediction
+        for prediction in predictions
+        if isinstance(prediction.row.run, DataParallel) and prediction.row.run.segments
+    ]
     # The published segments are those of 1,024 GPUs.
     cuts = [cut_of(row, stacks[row.stack]) for row, *_ in segmented if row.run.chips == 1024]
     scalings = [
@@ -331,10 +332,6 @@ def validate(
         if prediction.row.unit == "scaling"
     ]
     return Validation(tuple(predictions), tuple(cuts), tuple(scalings))
-
-
-def _has_segments(row: PublishedResult) -> bool:
-    return isinstance(row.run, DataParallel) and bool(row.run.segments)
 
 
 def cut_of(row: PublishedResult, efficiency: Efficiency) -> Cut:
