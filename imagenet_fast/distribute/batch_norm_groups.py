@@ -15,6 +15,11 @@ def batch_norm_group_size(batch_norm_batch_size: int, per_replica: int, replicas
     The quotient ``batch_norm_batch_size / per_replica`` rounded down, as in Google's EfficientNet;
     at least one replica, at most all.
 
+    Args:
+      batch_norm_batch_size: images over which statistics are computed; 0: each replica's.
+      per_replica: images that each replica normalizes at once.
+      replicas: number of replicas.
+
     Raises:
       UserError: if the replicas cannot be split into such groups.
     """

@@ -95,9 +95,14 @@ class Fusion:
         return [tuple(bucket) for bucket in sorted(closed, key=lambda bucket: -bucket[-1])]
 
     def cuts(self, shapes: Sequence[Sequence[int]], dtypes: Sequence[tf.DType]) -> tuple[int, ...]:
-        """Returns the ``segments`` that make the same buckets, for tensors of equal dtypes.
+        """Returns the ``segments`` that make the same buckets.
 
-        Arguments and errors are those of :meth:`buckets`.
+        Args:
+          shapes: as in :meth:`buckets`.
+          dtypes: equal dtypes.
+
+        Raises:
+          UserError: as :meth:`check`.
         """
         _, *others = sorted(bucket[-1] for bucket in self.buckets(shapes, dtypes))
         return tuple(others)

@@ -20,7 +20,12 @@ _FLOAT16_SPEEDS: dict[tuple[int, ...], float] = {
 
 
 def has_tensor_cores(dtype: str, capability: tuple[int, ...]) -> bool:
-    """Whether a GPU has Tensor Cores for ``float16`` or ``bfloat16``."""
+    """Whether a GPU has Tensor Cores for ``float16`` or ``bfloat16``.
+
+    Args:
+      dtype: the dtype.
+      capability: (major, minor); empty: unknown, or no GPU.
+    """
     return capability >= _TENSOR_CORES[dtype]
 
 
@@ -30,6 +35,11 @@ def float16_speed(capability: tuple[int, ...]) -> float:
 
 
 def precision_instead_of(dtype: str, capability: tuple[int, ...]) -> str:
-    """Returns the mixed-precision policy to use on a GPU on which ``dtype`` is slow."""
+    """Returns the mixed-precision policy to use on a GPU on which ``dtype`` is slow.
+
+    Args:
+      dtype: ``float16`` or ``bfloat16``.
+      capability: (major, minor); empty: unknown.
+    """
     fast = has_tensor_cores("float16", capability) or float16_speed(capability) > 1
     return "mixed_float16" if dtype == "bfloat16" and fast else "float32"

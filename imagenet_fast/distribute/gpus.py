@@ -103,7 +103,11 @@ def choose_gpus(
     (``--gpus-per-task``, ``--gpu-bind``): then a task sees fewer than ``SLURM_GPUS_ON_NODE``, and
     uses all it sees.
 
-    ``wanted`` is the option ``gpus``, and ``available`` the number of GPUs that TensorFlow sees.
+    Args:
+      wanted: the option ``gpus``.
+      available: the number of GPUs that TensorFlow sees.
+      cluster: the processes of the job; None: this process only.
+      environment: environment variables.
 
     Raises:
       UserError: if a requested GPU does not exist, or there are fewer GPUs than tasks.

@@ -132,7 +132,11 @@ def features(network: keras.Model) -> Any:
 
 
 def network_of(model: keras.Model) -> keras.Model:
-    """Returns the network, from normalized images, inside a model of ``build_model``."""
+    """Returns the network, from normalized images, inside a model from pixels to logits.
+
+    Args:
+        model: as ``training.build.build_model`` makes it, with the network as a layer.
+    """
     import keras
 
     return next(layer for layer in model.layers if isinstance(layer, keras.Model))

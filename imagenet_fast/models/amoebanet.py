@@ -179,7 +179,16 @@ def amoebanet_blocks(
     twice the height and width after a reduction; ``classify`` returns float32 logits [batch,
     num_classes].
 
-    Arguments and errors are those of :func:`amoebanet`.
+    Args:
+        variant: ``"b"`` or ``"d"``.
+        normal_cells: GPipe's L, a multiple of 3.
+        cell_filters: GPipe's D, a multiple of 8.
+        num_classes: number of logits.
+        **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
+
+    Raises:
+        UserError: if there is no such variant, or ``normal_cells`` or ``cell_filters`` is not such
+            a multiple.
     """
     if variant not in AMOEBANET_VARIANTS:
         raise UserError(

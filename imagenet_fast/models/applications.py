@@ -59,6 +59,11 @@ def build_application(
 
     The head is Keras' average pool, in ConvNeXt with its layer norm, and a dense layer, ``logits``.
 
+    Args:
+        name: one of :func:`application_names`.
+        num_classes: number of logits.
+        image_shape: of an image; None: any size.
+
     Raises:
         UserError: if there is no such network.
     """

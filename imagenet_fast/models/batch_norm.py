@@ -63,8 +63,13 @@ def batch_norm(
 ) -> Callable[..., keras.layers.BatchNormalization]:
     """Returns what makes a model's batch norms, from their names and further options of Keras'.
 
-    Its arguments are what :func:`norm_arguments` returns, and whether to train gamma (``scale``);
-    otherwise it is 1.
+    Args:
+        momentum: decay factor of the moving averages.
+        epsilon: added to the variance.
+        group_size: number of neighbouring replicas with common statistics.
+        ghost_batch_size: images of a replica with common statistics; 0: all.
+        replicas_together: as of :func:`norm_arguments`.
+        scale: whether to train gamma; otherwise it is 1.
 
     Raises:
         UserError: if statistics are to be common to several replicas and to parts of one.
@@ -84,7 +89,13 @@ def replacing_batch_norm(
 ) -> Callable[..., keras.layers.BatchNormalization]:
     """Returns what makes batch norms of a model of the user, from the arguments of Keras' ones.
 
-    Arguments are those of :func:`norm_arguments`, errors those of :func:`batch_norm`.
+    Args:
+        batch_norm_group_size: number of neighbouring replicas with common statistics.
+        replicas_together: as of :func:`norm_arguments`.
+        ghost_batch_size: images of a replica with common statistics; 0: all.
+
+    Raises:
+        UserError: as :func:`batch_norm`.
     """
     if ghost_batch_size and batch_norm_group_size != 1:
         raise UserError(

@@ -73,9 +73,12 @@ def preset_folder(preset: str, download: bool = False) -> Path:
 def build_preset(
     folder: Path, num_classes: int, image_shape: tuple[int | None, int | None, int]
 ) -> keras.Model:
-    """Makes the image classifier of a preset's folder, with random weights.
+    """Makes a preset's image classifier, with random weights.
 
-    Sizes of None are unknown.
+    Args:
+        folder: of the preset.
+        num_classes: number of logits.
+        image_shape: of an image; None: any size.
 
     Raises:
         UserError: if it is no image classifier of KerasHub.
@@ -174,7 +177,9 @@ def _backbone(
 ) -> tuple[keras.Model, Any]:
     """Returns a preset's backbone, and the class of classifiers with it.
 
-    Without an ``image_shape``, it is the preset's.
+    Args:
+        folder: of the preset.
+        image_shape: of an image; None: the preset's.
     """
     library = _library()
     kinds = {own.backbone_cls.__name__: own for own in _classifiers(library)}

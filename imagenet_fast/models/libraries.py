@@ -36,7 +36,11 @@ def build_by_name(
 ) -> keras.Model:
     """Makes a network of a library, with random weights, from normalized images to logits.
 
-    It may ``download`` a preset's configuration.
+    Args:
+        model: ``keras:NAME`` or ``keras_hub:PRESET``.
+        num_classes: number of logits.
+        image_shape: of an image; None: any size.
+        download: whether to download a preset's configuration.
 
     Raises:
         UserError: if there is no such network, or it cannot be made.
@@ -48,7 +52,14 @@ def build_by_name(
 
 
 def own_normalization(model: str) -> Normalization | None:
-    """Returns the normalization that pretrained weights of a network need; None: it is unknown."""
+    """Returns the normalization that pretrained weights of a network need; None: it is unknown.
+
+    Args:
+        model: ``keras:NAME`` or ``keras_hub:PRESET``.
+
+    Raises:
+        UserError: if there is no such network.
+    """
     library, name = _parts(model)
     if library == "keras":
         return application_normalization(name)
@@ -56,7 +67,14 @@ def own_normalization(model: str) -> Normalization | None:
 
 
 def trained_on(model: str) -> int | None:
-    """Returns the size of the images on which a network of a library was trained; None: unknown."""
+    """Returns the size of the images on which a network of a library was trained; None: unknown.
+
+    Args:
+        model: ``keras:NAME`` or ``keras_hub:PRESET``.
+
+    Raises:
+        UserError: if there is no such network.
+    """
     library, name = _parts(model)
     return own_image_size(model) if library == "keras" else preset_image_size(preset_folder(name))
 

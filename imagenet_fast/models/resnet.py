@@ -165,7 +165,19 @@ def cifar_resnet(
     A 3x3 convolution, then three stages of (depth - 2) / 6 basic blocks with 16, 32 and 64
     channels. Shortcuts have no parameters, the paper's option A.
 
-    ``depth`` is 8, 14, 20, 32 or 56. Other arguments are those of :func:`resnet`.
+    Args:
+        depth: 8, 14, 20, 32 or 56.
+        num_classes: number of logits.
+        input_shape: (height, width, channels) of one image; height and width may be None.
+        zero_gamma: start the last batch norm of each block with gamma 0.
+        conv_init: as in :func:`resnet`.
+        gamma_init: likewise.
+        name: the model's name; None: ``resnet<depth>``.
+        **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
+
+    Returns:
+        An uncompiled functional model from float images [batch, height, width, channels],
+        normalized, to float32 logits [batch, num_classes].
 
     Raises:
         UserError: if there is no such depth, ``conv_init`` or ``gamma_init``.

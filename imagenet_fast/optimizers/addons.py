@@ -20,8 +20,14 @@ def make_addons_optimizer(
 ) -> keras.optimizers.Optimizer:
     """Makes an optimizer of TensorFlow Addons.
 
-    It gets those ``given`` arguments that it takes. Other arguments and errors are those of
-    ``make_optimizer``.
+    Args:
+      name: ``tfa:NAME`` or ``tfa:WRAPPER(name)``, as of ``make_optimizer``.
+      given: the arguments that it gets if it takes them.
+      undecayed: variables without weight decay.
+      required: arguments that it must take.
+
+    Raises:
+      UserError: as of ``make_optimizer``.
     """
     match = _NAME.fullmatch(name)
     if not match:

@@ -85,7 +85,11 @@ def values_for_batch(table: str, batch_size: int) -> BatchValues:
 
 
 def options_for_batch(table: str, batch_size: int) -> dict[str, Any]:
-    """Returns options for ``Config(**options)`` with values of :func:`values_for_batch`."""
+    """Returns the options that train with a table's values, for ``Config(**options)``.
+
+    Raises:
+      UserError: as :func:`values_for_batch`.
+    """
     values = values_for_batch(table, batch_size)
     return {
         "batch_size": batch_size,

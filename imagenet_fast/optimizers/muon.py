@@ -151,7 +151,9 @@ class Muon(SGD):
 def resets_of_norm(every: Sequence[int], total_steps: int | None) -> list[bool]:
     """Returns for each step of a run, or of a period that repeats, whether it resets norms.
 
-    ``every`` is ``norm_every`` of ``Muon``; without ``total_steps``, their number is unknown.
+    Args:
+      every: steps between resets, as ``norm_every`` of ``Muon``.
+      total_steps: of the run; None: unknown.
 
     Raises:
       UserError: if there are no or too many numbers, one is not positive, or two lack the steps.

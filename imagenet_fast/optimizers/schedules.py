@@ -111,8 +111,16 @@ class PolynomialDecay(_Decay):
 class CosineDecay(_Decay):
     """From one learning rate to another, along half a cosine period (Loshchilov & Hutter 2017).
 
-    ``rate(step) = end + (rate - end) * (1 + cos(pi * (step - first_step) / steps)) / 2``. Arguments
-    and errors are those of ``PolynomialDecay``, without ``power``.
+    ``rate(step) = end + (rate - end) * (1 + cos(pi * (step - first_step) / steps)) / 2``.
+
+    Args:
+      rate: learning rate up to ``first_step``.
+      end: learning rate from ``first_step + steps`` on.
+      steps: length of the decay, positive.
+      first_step: its start.
+
+    Raises:
+      ValueError: if ``steps`` is not positive.
     """
 
     def _curve(self, left: Tensor) -> Tensor:
@@ -249,8 +257,15 @@ class GradualWarmup(_Warmup):
 class ConstantWarmup(_Warmup):
     """A constant learning rate before another schedule (Goyal et al. 2017, section 2.2).
 
-    The paper compares gradual warmup with it, which avoids the jump at its end. Arguments and
-    errors are those of ``GradualWarmup``; ``start`` is the learning rate of all its steps.
+    The paper compares gradual warmup with it, which avoids the jump at its end.
+
+    Args:
+      schedule: learning rates from step ``steps`` on.
+      start: learning rate before.
+      steps: length of the warmup; see ``GradualWarmup``.
+
+    Raises:
+      ValueError: if ``schedule`` is not a schedule.
     """
 
     def _warm(self, step: Tensor) -> Tensor:

@@ -46,10 +46,19 @@ def balance_for(
 ) -> list[int]:
     """Returns the balance of :func:`best_balance` for a network, or checks that a given one fits.
 
-    ``blocks`` and ``inputs`` are those of
-    :func:`~imagenet_fast.pipeline_parallel.profile.estimate`, the schedule is that of ``GPipe``,
-    and other arguments are those of ``best_balance``. The seconds of blocks are measured on a
-    ``device``; without one, their FLOPs count.
+    Args:
+      blocks: consecutive; see :func:`~imagenet_fast.pipeline_parallel.profile.estimate`.
+      inputs: specs of the first block's inputs, as ``tf.TensorSpec``, of any batch size.
+      stages: their number.
+      batch_size: examples in a batch.
+      micro_batches: of a batch.
+      schedule: as of :class:`~imagenet_fast.pipeline_parallel.gpipe.GPipe`.
+      rematerialize: as of ``GPipe``.
+      devices: their number; None: one for each stage.
+      slots: optimizer slots per trainable value.
+      limit: bytes of memory of each device.
+      device: on which to measure the blocks' seconds; empty: their FLOPs count.
+      given: the balance to check and return; None: choose one.
 
     Raises:
       UserError: if there are fewer blocks than stages, the stages do not fit, or a block does what
@@ -164,8 +173,13 @@ def _fastest(
 ) -> list[int]:
     """Returns the balance with the fastest simulated batch whose stages fit into the devices.
 
-    It tries all balances or, if these are too many, those of local searches from ``starts`` and
-    random ones.
+    It tries all balances or, if these are too many, those of local searches.
+
+    Args:
+      stages: their work and memory.
+      starts: balances to start a search from; others are random.
+      devices: their number.
+      limit: bytes of memory of each.
 
     Raises:
       UserError: if none fits.

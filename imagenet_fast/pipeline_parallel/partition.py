@@ -29,7 +29,14 @@ def partition(
 ) -> list[int]:
     """Returns :func:`partition_by` the sum of the costs of each stage's blocks.
 
-    Each cost, such as the time of a block's forward and backward pass, is not negative.
+    Args:
+      costs: cost of each block, such as the time of its forward and backward pass; not negative.
+      stages: as of ``partition_by``.
+      memory: as of ``partition_by``.
+      limit: as of ``partition_by``.
+
+    Raises:
+      UserError: as ``partition_by``.
     """
     before = [0.0, *itertools.accumulate(costs)]
 

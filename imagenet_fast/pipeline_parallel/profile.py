@@ -60,9 +60,22 @@ def measure(
 ) -> list[BlockCost]:
     """Measures the seconds of blocks, and counts their bytes.
 
-    Like :func:`estimate`, with the same arguments and errors, but each block is copied to the
-    device, by its configuration and with new weights, which are freed before the next block. The
-    median of ``repeats`` timings of each pass counts.
+    Like :func:`estimate`, but each block is copied to the device, by its configuration and with new
+    weights, which are freed before the next block.
+
+    Args:
+      blocks: as of :func:`estimate`.
+      inputs: as of :func:`estimate`.
+      micro_batch_size: examples in a micro-batch.
+      device: on which to measure.
+      repeats: number of timings of each pass; their median counts.
+
+    Returns:
+      The costs, with seconds for the forward and backward passes.
+
+    Raises:
+      UserError: as of :func:`estimate`.
+      NotImplementedError: as of :func:`estimate`.
     """
 
     def cost(block: keras.layers.Layer, specs: Any, first: bool) -> tuple[BlockCost, Any]:

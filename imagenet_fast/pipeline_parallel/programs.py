@@ -180,12 +180,19 @@ class Programs:
         activations: Tensors | None,
         totals: Totals,
     ) -> tuple[Any, Tensors, Totals]:
-        """Runs the backward pass of a micro-batch, with arguments of its forward pass.
+        """Runs the backward pass of a micro-batch.
 
-        ``upstream`` are the gradients of the floating-point outputs, none with a loss;
-        ``activations`` those that the forward pass returned, or None to recompute them. A stage
-        with a loss needs no forward pass of its own: without activations, its outputs are computed
-        here, and the totals of the forward pass are added here.
+        A stage with a loss needs no forward pass of its own: without activations, its outputs are
+        computed here, and the totals of the forward pass are added here.
+
+        Args:
+          number: as in the forward pass.
+          fraction: as in the forward pass.
+          inputs: as in the forward pass.
+          targets: as in the forward pass.
+          upstream: gradients of the floating-point outputs; empty with a loss.
+          activations: those that the forward pass returned; None: recompute them.
+          totals: to add to.
 
         Returns:
           The outputs, if they are computed here, else None; the gradients of the floating-point

@@ -155,7 +155,11 @@ def network_gradients(
 ) -> Callable[[], list[tf.Tensor]]:
     """Returns a function that runs only a network's forward and backward pass.
 
-    It gets normalized images, float [batch, height, width, channels], always the same.
+    Args:
+      network: from normalized images to logits.
+      images: float [batch, height, width, channels], always the same.
+      labels: integer [batch].
+      xla: whether XLA compiles it.
 
     Returns:
       A function that returns the gradients of the images' summed cross-entropy with respect to the

@@ -128,7 +128,15 @@ class ChipCluster:
     def all_reduce_cost(
         self, algorithm: str, *, exchange: bool = False
     ) -> Callable[[float], float]:
-        """Returns :meth:`all_reduce_seconds` as a fast function of the size; arguments as there."""
+        """Returns :meth:`all_reduce_seconds` as a fast function of the size.
+
+        Args:
+          algorithm: see there.
+          exchange: see there.
+
+        Raises:
+          UserError: see there.
+        """
         latency = self.all_reduce_seconds(algorithm, 0, exchange=exchange)
         giga = self.all_reduce_seconds(algorithm, _GIGA, exchange=exchange)
         per_byte = (giga - latency) / _GIGA
