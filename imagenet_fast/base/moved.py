@@ -15,6 +15,7 @@ MOVED = {
     "pipeline_parallel.model": "pipeline_parallel.gpipe",
     "pipeline_parallel.looped": "pipeline_parallel.passes",
     "pipeline_parallel.unrolled": "pipeline_parallel.passes",
+    "distribute.half_precision": "distribute.collectives",
     "distribute.ranks": "distribute.connect",
     "optimizers.roles": "optimizers",
     "optimizers.scaled_times": "flagfiles",

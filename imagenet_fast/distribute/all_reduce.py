@@ -33,7 +33,6 @@ from imagenet_fast.distribute.connect import connect, in_rank_order
 from imagenet_fast.distribute.consistency import check_consistent
 from imagenet_fast.distribute.fusion import Fusion, creation_order, pack, unpack
 from imagenet_fast.distribute.groups import Groups, columns, consecutive, torus
-from imagenet_fast.distribute.half_precision import HalfPrecisionCommunicator
 from imagenet_fast.distribute.options import ALL_REDUCE_ALGORITHMS, ALL_REDUCE_DTYPES
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.tpu import compiles_all_reduces, cross_replica_sum
@@ -229,28 +228,31 @@ class AllReduce:
                 total = sum_along_both_axes(sent, self.rows, self._columns)
             return tf.cast(total, tensor.dtype)
         replica = this_replica()
-        kind: Callable[..., Communicator] = Communicator
-        if half is not None:
-            kind = functools.partial(HalfPrecisionCommunicator, dtype=half)
         among = functools.partial(
-            kind,
+            Communicator,
             replica=replica,
             place=self._place,
             hint=self._hint,
             timeout_seconds=self._timeout,
+            half=half,
         )
         if self.rows is None:
             return among(range(self._replicas)).all_reduce(tensor, stream)
-        row = self.rows.of(replica)
-        masters = self._columns.of(row[0])
+        row = among(self.rows.of(replica))
+        masters = self._columns.of(row.members[0])
         if self.algorithm == "hierarchical" and self._hint == "nccl":
-            return _all_reduce_three_times(tensor, stream, replica, row, masters, among)
-        part = among(row).reduce_scatter(tensor, stream)
+            # By all-reduces alone, the last with zeros from all but the master: TensorFlow's
+            # broadcast takes no ordering token, which NCCL needs.
+            total = row.all_reduce(tensor, stream)
+            is_master = row.position == 0
+            total = among(masters).all_reduce(total, stream) if is_master else tf.zeros_like(total)
+            return row.all_reduce(total, f"{stream}_back")
+        part = row.reduce_scatter(tensor, stream)
         if self.algorithm == "torus_2d":
             part = among(self._columns.of(replica)).all_reduce(part, stream)
         else:
-            part = _all_reduce_through_masters(part, stream, replica, row, masters, among)
-        return among(row).all_gather(part, stream)
+            part = _all_reduce_through_masters(part, stream, row, masters, among)
+        return row.all_gather(part, stream)
 
     def _builtin(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         options = tf.distribute.experimental.CommunicationOptions(
@@ -291,8 +293,7 @@ def sum_along_both_axes(tensor: tf.Tensor, rows: Groups, columns: Groups) -> tf.
 def _all_reduce_through_masters(
     part: tf.Tensor,
     stream: str,
-    replica: int,
-    row: Sequence[int],
+    row: Communicator,
     masters: Sequence[int],
     among: Callable[[Sequence[int]], Communicator],
 ) -> tf.Tensor:
@@ -307,34 +308,17 @@ def _all_reduce_through_masters(
     reduce-scatter before and the all-gather after it (van de Geijn's broadcast, and the
     corresponding reduction), takes 4(k-1)/k times, and k + 2 latencies: less for k > 2.
     """
-    master, *others = row
-    if replica != master:
+    master, *others = row.members
+    if row.position > 0:
+        replica = row.members[row.position]
         sent = among((replica, master)).broadcast(part, stream)
         return among((master, replica)).broadcast(sent, stream)
     received = [among((other, master)).broadcast(part, stream) for other in others]
     total = among(masters).all_reduce(tf.concat([part, *received], axis=0), stream)
-    first, *parts = tf.split(total, len(row))
+    first, *parts = tf.split(total, row.size)
     sent = [among((master, other)).broadcast(rest, stream) for other, rest in zip(others, parts)]
     with tf.control_dependencies(sent):  # TensorFlow would prune sends without a consumer.
         return tf.identity(first)
-
-
-def _all_reduce_three_times(
-    tensor: tf.Tensor,
-    stream: str,
-    replica: int,
-    row: Sequence[int],
-    masters: Sequence[int],
-    among: Callable[[Sequence[int]], Communicator],
-) -> tf.Tensor:
-    """Returns the sum over all rows, by all-reduces alone.
-
-    In the row, among the masters, and in the row again, to which the others contribute zeros:
-    TensorFlow's broadcast takes no ordering token, which NCCL needs.
-    """
-    total = among(row).all_reduce(tensor, stream)
-    total = among(masters).all_reduce(total, stream) if replica == row[0] else tf.zeros_like(total)
-    return among(row).all_reduce(total, f"{stream}_back")
 
 
 def _algorithm(algorithm: str, strategy: tf.distribute.Strategy, dtype: str) -> str:
@@ -345,7 +329,8 @@ def _algorithm(algorithm: str, strategy: tf.distribute.Strategy, dtype: str) -> 
     if dtype == "bfloat16" and _is_on_gpus(strategy):
         # NcclManager::AddParticipant accepts float16, float32, float64, int32 and int64. The other
         # algorithms send bfloat16 as float16 bits, and add in float32.
-        several = workers_of(strategy) is not None or _has_several_virtual_hosts(strategy)
+        virtual = isinstance(strategy, VirtualGPUStrategy)
+        several = workers_of(strategy) is not None or (virtual and strategy.hosts > 1)
         if algorithm == "auto" and several:
             algorithm = "flat"
         if algorithm in ("auto", "builtin"):
@@ -379,11 +364,6 @@ def _is_on_gpus(strategy: tf.distribute.Strategy) -> bool:
     if isinstance(strategy, VirtualGPUStrategy):
         return True
     return "GPU" in strategy.extended.worker_devices[0]
-
-
-def _has_several_virtual_hosts(strategy: tf.distribute.Strategy) -> bool:
-    """Whether the strategy has virtual GPUs of several hosts, each of which would be a worker."""
-    return isinstance(strategy, VirtualGPUStrategy) and strategy.hosts > 1
 
 
 def _hosts_of_workers(strategy: tf.distribute.Strategy) -> list[str]:

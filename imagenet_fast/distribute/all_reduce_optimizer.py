@@ -28,11 +28,8 @@ class AllReduceMixin(SumsFirst):
 
     Args:
       *args: the optimizer's arguments.
-      all_reduce: the all-reduce; None: TensorFlow's own.
+      all_reduce: the all-reduce, an attribute; None: TensorFlow's own.
       **kwargs: the optimizer's keyword arguments.
-
-    Attributes:
-      all_reduce: the all-reduce; None: TensorFlow's own.
     """
 
     def __init__(self, *args: Any, all_reduce: AllReduce | None = None, **kwargs: Any) -> None:

@@ -1,4 +1,8 @@
-"""Batch-norm groups: statistics over several replicas' images, or over part of one replica's."""
+"""Batch-norm groups: statistics over several replicas' images, or over part of one replica's.
+
+Statistics are computed over ``batch_norm_batch_size`` images; 0: each replica's. ``per_replica``
+are the images that each replica normalizes at once.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +37,6 @@ def batch_norm_group_size(batch_norm_batch_size: int, per_replica: int, replicas
 def ghost_batch_size(batch_norm_batch_size: int, per_replica: int) -> int:
     """Returns the ghost batch size: images per part of a replica's batch; 0: the batch is whole.
 
-    Args:
-      batch_norm_batch_size: images over which statistics are computed; 0: each replica's.
-      per_replica: images that each replica normalizes at once.
-
     Raises:
       UserError: if the images cannot be split into such parts.
     """
@@ -54,10 +54,8 @@ def ghost_batch_size(batch_norm_batch_size: int, per_replica: int) -> int:
 def images_together(batch_norm_batch_size: int, per_replica: int, replicas: int) -> int:
     """Returns the number of images that share statistics, which may be fewer than requested.
 
-    Arguments and errors are those of the other functions.
+    Errors are those of the other functions.
     """
-    if not batch_norm_batch_size:
-        return per_replica
     part = ghost_batch_size(batch_norm_batch_size, per_replica)
     group = batch_norm_group_size(batch_norm_batch_size, per_replica, replicas)
     return part or group * per_replica

@@ -185,10 +185,9 @@ class Cluster:
 
 
 def place_of(resolver: Any) -> tuple[int, int]:
-    """Returns the number of worker processes, and the index of this one; a chief is the first.
+    """Returns the number of worker processes of a resolver, and the index of this one.
 
-    Args:
-      resolver: TensorFlow's cluster resolver; None: there is one process.
+    A chief is the first. None: there is one process.
     """
     jobs = resolver.cluster_spec().as_dict() if resolver is not None else {}
     chiefs, workers = (len(jobs.get(job, ())) for job in ("chief", "worker"))

@@ -53,6 +53,10 @@ class Communicator:
       place: the index of the device, if the same replicas form groups on several devices.
       hint: ``"auto"``, ``"ring"`` or ``"nccl"``.
       timeout_seconds: time limit of an operation that some members do not join; 0: none.
+      half: a 16-bit dtype to which float32 tensors are rounded when they are sent. Each part of a
+        sum, of [size * n], is added by one member, in float32, so results have two roundings
+        instead of one per step of a ring, and the same bits in all members. Sums beyond the range
+        of float16 (65504) become infinite. None: tensors are sent as they are.
     """
 
     def __init__(
@@ -63,12 +67,14 @@ class Communicator:
         place: int = 0,
         hint: str = "auto",
         timeout_seconds: float = 0,
+        half: tf.DType | None = None,
     ) -> None:
         self.members = tuple(members)
         self.position = self.members.index(replica)
         self._replica, self._place = replica, place
         self._hint = hint
         self._timeout = float(timeout_seconds)
+        self._half = half
         self._key = group_key(self.members, place)
 
     @property
@@ -86,6 +92,8 @@ class Communicator:
         """
         if self.size == 1:
             return tensor
+        if self._half is not None:
+            return self.all_gather(self.reduce_scatter(tensor, stream), stream)
         total = tf.raw_ops.CollectiveReduceV2(
             input=tensor,
             merge_op="Add",
@@ -106,16 +114,17 @@ class Communicator:
         Returns:
           [size, n]: a row from each member, in rank order.
         """
-        parts = tf.reshape(tensor, [self.size, -1])
+        sent = self._rounded(tensor)
+        parts = tf.reshape(sent, [self.size, -1])
         if self.size == 1:
             return parts
         exchanged = tf.raw_ops.CollectiveAllToAllV2(
             input=_as_supported(parts),
-            ordering_token=self._token(tensor, stream),
-            **self._keys("exchange", tensor, stream),
+            ordering_token=self._token(sent, stream),
+            **self._keys("exchange", sent, stream),
         )
         exchanged.set_shape(parts.shape)
-        return tf.bitcast(exchanged, tensor.dtype)
+        return tf.cast(tf.bitcast(exchanged, sent.dtype), tensor.dtype)
 
     def reduce_scatter(self, tensor: tf.Tensor, stream: str) -> tf.Tensor:
         """Returns this member's part of the sum.
@@ -135,13 +144,14 @@ class Communicator:
         """Returns [size * n] from all members' [n], in rank order."""
         if self.size == 1:
             return tensor
+        sent = self._rounded(tensor)
         gathered = tf.raw_ops.CollectiveGatherV2(
-            input=_as_supported(tensor),
-            ordering_token=self._token(tensor, stream),
-            **self._keys("all_gather", tensor, stream),
+            input=_as_supported(sent),
+            ordering_token=self._token(sent, stream),
+            **self._keys("all_gather", sent, stream),
         )
         gathered.set_shape([self.size * tensor.shape[0]])
-        return tf.bitcast(gathered, tensor.dtype)
+        return tf.cast(tf.bitcast(gathered, sent.dtype), tensor.dtype)
 
     def broadcast(self, tensor: tf.Tensor, stream: str) -> tf.Tensor:
         """Returns the first member's tensor; those of the others have the same shape and dtype.
@@ -152,17 +162,22 @@ class Communicator:
             return tensor
         if self._hint == "nccl":
             raise RuntimeError("broadcasts cannot be ordered among other NCCL collectives")
-        keys = self._keys("broadcast", tensor, stream)
-        bits = _as_supported(tensor)
+        sent = self._rounded(tensor)
+        keys = self._keys("broadcast", sent, stream)
+        bits = _as_supported(sent)
         if self.position == 0:
-            sent = tf.raw_ops.CollectiveBcastSendV2(input=bits, **keys)
-            return tf.bitcast(sent, tensor.dtype)
-        # After the computation of this member's value, on which the first member's may depend.
-        with tf.control_dependencies([tensor]):
-            shape = tf.constant(tensor.shape.as_list(), tf.int32)
-            received = tf.raw_ops.CollectiveBcastRecvV2(T=bits.dtype, shape=shape, **keys)
-        received.set_shape(tensor.shape)
-        return tf.bitcast(received, tensor.dtype)
+            received = tf.raw_ops.CollectiveBcastSendV2(input=bits, **keys)
+        else:
+            # After the computation of this member's value, on which the first member's may depend.
+            with tf.control_dependencies([sent]):
+                shape = tf.constant(tensor.shape.as_list(), tf.int32)
+                received = tf.raw_ops.CollectiveBcastRecvV2(T=bits.dtype, shape=shape, **keys)
+            received.set_shape(tensor.shape)
+        return tf.cast(tf.bitcast(received, sent.dtype), tensor.dtype)
+
+    def _rounded(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns what of a tensor is sent, if there are other members."""
+        return tensor if self._half is None or self.size == 1 else tf.cast(tensor, self._half)
 
     def _keys(self, kind: str, tensor: tf.Tensor, stream: str) -> dict[str, object]:
         size = tensor.shape.num_elements()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.distribute.collectives import Communicator, this_replica
@@ -23,7 +24,6 @@ def connect(
     *,
     place: int = 0,
     device: str = "",
-    timeout_seconds: float = 0,
 ) -> None:
     """Creates the NCCL communicators of groups, one after another, if workers have GPUs.
 
@@ -35,12 +35,8 @@ def connect(
 
     All workers must call it, outside of replicas.
 
-    Args:
-      strategy: the workers' strategy.
-      groups: the members of each group, in the same order in all workers.
-      place: as in :class:`~imagenet_fast.distribute.collectives.Communicator`.
-      device: the device that the groups use; empty: the replica's.
-      timeout_seconds: time limit for each group; 0: none.
+    ``groups`` are in the same order in all workers, ``place`` is that of a ``Communicator``, and
+    ``device`` the one that the groups use; empty: the replica's.
     """
     if collective_hint(strategy) != "nccl":
         return
@@ -49,7 +45,7 @@ def connect(
     here = set(range(worker * each, (worker + 1) * each))
     for group in groups:
         if here.intersection(group) and len(group) > 1:
-            _all_reduce_once(strategy, tuple(group), place, device, timeout_seconds)
+            _all_reduce_once(strategy, tuple(group), place, device)
 
 
 def straddles(groups: Groups, each: int) -> bool:
@@ -57,9 +53,7 @@ def straddles(groups: Groups, each: int) -> bool:
 
     Such groups must be connected before they are used concurrently.
 
-    Args:
-      groups: groups of all replicas.
-      each: replicas of a process, which have consecutive ids.
+    The ``each`` replicas of a process have consecutive ids.
     """
     processes = [{member // each for member in group} for group in groups.members]
     spanning = [process for group in processes if len(group) > 1 for process in group]
@@ -73,9 +67,7 @@ def in_rank_order(strategy: tf.distribute.Strategy, groups: Groups) -> Groups:
     task by the links between them. Ranks determine who receives which part of an exchange, and the
     order of gathered parts. To find the order, each group gathers its replicas' ids.
 
-    Args:
-      strategy: the workers' strategy; all workers must call the function.
-      groups: groups of its replicas.
+    All workers must call it.
     """
     pipelines = isinstance(strategy, PipelineStrategy)
     hint = "ring" if pipelines else collective_hint(strategy)
@@ -92,19 +84,13 @@ def in_rank_order(strategy: tf.distribute.Strategy, groups: Groups) -> Groups:
             members = communicator.all_gather(tf.constant([replica], tf.float32), "ranks")
             return tf.distribute.get_replica_context().all_gather(members[tf.newaxis], axis=0)
 
-    function = tf.function(lambda: strategy.run(in_replica), autograph=False)
-    # A concrete function is not retraced in a strategy's scope.
-    gathered = strategy.experimental_local_results(function.get_concrete_function()())[0].numpy()
+    gathered = _run_once(strategy, in_replica)[0]
     ranked = {tuple(members) for members in gathered.astype(int).tolist()}
     return Groups(tuple(sorted(ranked, key=min)))
 
 
 def _all_reduce_once(
-    strategy: tf.distribute.Strategy,
-    group: tuple[int, ...],
-    place: int,
-    device: str,
-    timeout_seconds: float,
+    strategy: tf.distribute.Strategy, group: tuple[int, ...], place: int, device: str
 ) -> None:
     stream = f"connect_{next(_STREAMS)}"
 
@@ -113,12 +99,17 @@ def _all_reduce_once(
         if replica not in group:
             return tf.zeros([1])
         with tf.device(device) if device else contextlib.nullcontext():
-            communicator = Communicator(
-                group, replica, place=place, hint="nccl", timeout_seconds=timeout_seconds
-            )
+            communicator = Communicator(group, replica, place=place, hint="nccl")
             return communicator.all_reduce(tf.ones([1]), stream)
 
+    _run_once(strategy, in_replica)
+
+
+def _run_once(
+    strategy: tf.distribute.Strategy, in_replica: Callable[[], tf.Tensor]
+) -> list[np.ndarray]:
+    """Runs a function in all replicas; returns the results of this process', after waiting."""
     function = tf.function(lambda: strategy.run(in_replica), autograph=False)
     # A concrete function is not retraced in a strategy's scope.
-    for total in strategy.experimental_local_results(function.get_concrete_function()()):
-        total.numpy()  # Waits for it.
+    results = strategy.experimental_local_results(function.get_concrete_function()())
+    return [result.numpy() for result in results]

@@ -51,11 +51,7 @@ def check_consistent(
 
     All workers must call it; with one process it does nothing.
 
-    Args:
-      strategy: the workers' strategy.
-      what: the value's meaning, to complete "workers disagree on ...".
-      value: this worker's value.
-      advice: what to do if values differ.
+    ``what`` completes "workers disagree on ...", and ``advice`` says what to do then.
 
     Raises:
       UserError: in all workers, with the first worker that differs from worker 0.

@@ -106,12 +106,7 @@ class Library:
 
 
 class Problem(NamedTuple):
-    """A problem that prevents TensorFlow from using a GPU.
-
-    Attributes:
-      reason: what is wrong.
-      advice: what to do.
-    """
+    """A problem that prevents TensorFlow from using a GPU, and what to do."""
 
     reason: str
     advice: str
@@ -154,18 +149,15 @@ def find_driver() -> Driver:
         library = open_library(_DRIVER_LIBRARY)
     except OSError as error:
         return Driver(version, error=f"{error}")
-    number = ctypes.c_int()
-    cuda = ""
-    if library.cuDriverGetVersion(ctypes.byref(number)) == 0:
-        cuda = _cuda_version(number.value)
+    number = _number(library.cuDriverGetVersion)
+    cuda = _cuda_version(number) if number else ""
     status = library.cuInit(0)
     if status == _NO_DEVICE:
         return Driver(version, cuda, hides_all=True)
     if status:
         return Driver(version, cuda, error=_driver_error(library, status))
-    count = ctypes.c_int()
-    library.cuDeviceGetCount(ctypes.byref(count))
-    capabilities = tuple(_capability(library, device) for device in range(count.value))
+    count = _number(library.cuDeviceGetCount)
+    capabilities = tuple(_capability(library, device) for device in range(count))
     return Driver(version, cuda, hides_all=not capabilities, capabilities=capabilities)
 
 
@@ -177,14 +169,13 @@ def device_uuids() -> list[str]:
     """
     try:
         library = open_library(_DRIVER_LIBRARY)
-        count, uuids = ctypes.c_int(), []
-        if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)):
+        uuids: list[str] = []
+        if library.cuInit(0):
             return []
-        for ordinal in range(count.value):
+        for ordinal in range(_number(library.cuDeviceGetCount)):
             device, uuid = ctypes.c_int(), (ctypes.c_ubyte * 16)()
-            if library.cuDeviceGet(ctypes.byref(device), ordinal):
-                return []
-            if library.cuDeviceGetUuid_v2(uuid, device):
+            failed = library.cuDeviceGet(ctypes.byref(device), ordinal)
+            if failed or library.cuDeviceGetUuid_v2(uuid, device):
                 return []
             uuids.append(bytes(uuid).hex())
     except (OSError, AttributeError):  # No driver, or one without this function.
@@ -349,12 +340,8 @@ def _driver_error(library: ctypes.CDLL, status: int) -> str:
 
 
 def _capability(library: ctypes.CDLL, device: int) -> tuple[int, int]:
-    numbers = []
-    for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR):
-        number = ctypes.c_int()
-        library.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
-        numbers.append(number.value)
-    return numbers[0], numbers[1]
+    ask = library.cuDeviceGetAttribute
+    return _number(ask, _CAPABILITY_MAJOR, device), _number(ask, _CAPABILITY_MINOR, device)
 
 
 def _path_of(name: str) -> str:
@@ -367,20 +354,20 @@ def _path_of(name: str) -> str:
     return match[1] if match else ""
 
 
+def _number(function: Callable[..., int], *arguments: int) -> int:
+    """Returns the number that a C function stores at its first argument; 0 if it fails."""
+    number = ctypes.c_int()
+    function(ctypes.byref(number), *arguments)
+    return number.value
+
+
 def _cuda_version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _runtime_version(library: ctypes.CDLL) -> str:
-    number = ctypes.c_int()
-    library.cudaRuntimeGetVersion(ctypes.byref(number))
-    return _cuda_version(number.value)
-
-
 def _nccl_version(library: ctypes.CDLL) -> str:
-    number = ctypes.c_int()
-    library.ncclGetVersion(ctypes.byref(number))
-    return _dotted((number.value // 10000, number.value // 100 % 100, number.value % 100))
+    number = _number(library.ncclGetVersion)
+    return _dotted((number // 10000, number // 100 % 100, number % 100))
 
 
 def _cudnn_version(library: ctypes.CDLL) -> str:
@@ -414,7 +401,7 @@ def _dotted(numbers: tuple[int, ...] | list[int]) -> str:
 
 
 _VERSION_OF: dict[str, Callable[[ctypes.CDLL], str]] = {
-    "cudart": _runtime_version,
+    "cudart": lambda library: _cuda_version(_number(library.cudaRuntimeGetVersion)),
     "cublas": _version_by("cublasGetProperty"),
     "cublasLt": _version_by("cublasLtGetProperty"),
     "cufft": _version_by("cufftGetProperty"),

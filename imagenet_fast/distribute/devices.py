@@ -50,12 +50,7 @@ class RunDevices:
 
 
 def run_devices(strategy: tf.distribute.Strategy, devices: Sequence[str]) -> RunDevices:
-    """Returns the devices of a run.
-
-    Args:
-      strategy: the run's strategy.
-      devices: TensorFlow's names of this process's devices.
-    """
+    """Returns the devices of a run; ``devices`` are TensorFlow's names of this process'."""
     kinds = {tf.DeviceSpec.from_string(device).device_type for device in devices}
     kind = "+".join(sorted(kinds))
     workers, _ = worker_place(strategy)
@@ -102,10 +97,6 @@ def check_same_devices(cluster: Cluster, strategy: tf.distribute.Strategy) -> No
     All workers must call it before their first collective, which could otherwise wait forever or
     fail inside NCCL. ``make_strategy`` calls it as soon as the workers have connected, so its time
     limit covers a worker that hangs while it lists its GPUs.
-
-    Args:
-      cluster: the workers, including this process.
-      strategy: the workers' strategy.
 
     Raises:
       UserError: in all workers, with the workers that differ and their GPUs, or with a worker that

@@ -34,10 +34,7 @@ def texts_of_all(
     The chief collects the texts, publishes the list and waits until all others have read it, so
     that it may exit next, and the service with it.
 
-    Args:
-      strategy: the workers' strategy.
-      text: this worker's text.
-      seconds: time limit for workers that run but do not answer; None: no limit.
+    Workers that run must answer within ``seconds``; None: there is no limit.
 
     Raises:
       tf.errors.UnavailableError: in all workers, naming one that stopped or did not answer in time.

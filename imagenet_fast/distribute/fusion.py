@@ -67,9 +67,8 @@ class Fusion:
         The backward pass computes the last layer's gradients first, so buckets and the tensors in
         them are in descending order.
 
-        Args:
-          shapes: the tensors' shapes, in the order in which the model's variables were created.
-          dtypes: the tensors' dtypes; all tensors of a bucket have the same.
+        Shapes and dtypes are in the order in which the model's variables were created. All tensors
+        of a bucket have one dtype.
 
         Returns:
           The positions of each bucket's tensors.
@@ -138,11 +137,9 @@ def creation_order(variables: Sequence[tf.Variable]) -> list[int]:
 
 
 def pack(tensors: Sequence[tf.Tensor], multiple: int = 1) -> tf.Tensor:
-    """Returns the concatenated elements of all tensors, padded with zeros.
+    """Returns the concatenated elements of tensors of one dtype and static shapes.
 
-    Args:
-      tensors: tensors of one dtype with static shapes.
-      multiple: pads the length to a multiple of this.
+    Zeros pad the length to a ``multiple``.
     """
     length = sum(tensor.shape.num_elements() for tensor in tensors)
     parts = [tf.reshape(tensor, [-1]) for tensor in tensors]

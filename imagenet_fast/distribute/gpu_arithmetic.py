@@ -3,7 +3,8 @@
 Source: NVIDIA's CUDA C++ Programming Guide, the sections on compute capabilities for Tensor Cores,
 and the table of the throughput of native arithmetic instructions for older GPUs. Results per clock
 cycle and multiprocessor in float32 and float16: 64 and 128 for 6.0 (P100), 128 and 2 for 6.1 (P40),
-128 and 256 for 5.3 and 6.2; none in float16 before.
+128 and 256 for 5.3 and 6.2; none in float16 before. A capability is (major, minor); empty: it is
+unknown, or there is no GPU.
 """
 
 from __future__ import annotations

@@ -213,11 +213,7 @@ def _model(information: pathlib.Path) -> str:
 
 
 def shared_gpu(uuids: Sequence[Sequence[str]]) -> tuple[int, int, str] | None:
-    """Returns two workers that use the same GPU, and its UUID; None if there are none.
-
-    Args:
-      uuids: the UUIDs of each worker's GPUs.
-    """
+    """Returns two workers that use the same GPU, and its UUID, by those of each; None: none do."""
     users: dict[str, int] = {}
     for worker, gpus in enumerate(uuids):
         for uuid in gpus:

@@ -86,9 +86,7 @@ def group_key(members: Sequence[int], place: int = 0) -> int:
 
     Keys below 2**20 are left to TensorFlow's own groups.
 
-    Args:
-      members: the replicas.
-      place: the index of the device, if the same replicas form groups on several devices.
+    ``place`` is the index of the device, if the same replicas form groups on several devices.
     """
     text = f"{tuple(members)}" + (f" at {place}" if place else "")
     return 2**20 + zlib.crc32(text.encode()) % (2**31 - 2**20)

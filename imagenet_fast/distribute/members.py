@@ -143,12 +143,9 @@ class Presence:
         return {index for index, (_, changed) in self._seen.items() if changed >= time}
 
     def update(self, beats: dict[int, Beat]) -> dict[int, Beat]:
-        """Returns the beats of the workers that are there.
+        """Returns those beats of all that are of workers that are there.
 
         A beat that is seen for the first time may be of a job that ended long ago.
-
-        Args:
-          beats: all beats.
         """
         now, seen = self._clock(), self._seen
         self._seen = {}

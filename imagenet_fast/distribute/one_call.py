@@ -45,13 +45,8 @@ def _run(strategy: tf.distribute.Strategy, function: Callable[..., None], *argum
     strategy.run(lambda: function(*arguments))
 
 
-def local_variable(value: tf.Tensor, name: str) -> tf.Variable:
-    """Returns a variable of which each replica has a copy of its own, in the strategy's scope.
-
-    Args:
-      value: its initial value.
-      name: of the variable.
-    """
+def local_variable(value: tf.Tensor | tf.Variable, name: str) -> tf.Variable:
+    """Returns a variable of which each replica has a copy of its own, in the strategy's scope."""
     return tf.Variable(
         value,
         trainable=False,
@@ -80,11 +75,7 @@ def assign_local(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) 
 def assign_everywhere(
     variables: Sequence[tf.Variable], values: Sequence[np.ndarray | tf.Tensor | float]
 ) -> None:
-    """Assigns all replicas' copies of variables in one call, outside of replicas.
-
-    Args:
-      variables: variables of one strategy.
-      values: a value for each variable.
+    """Assigns all replicas' copies of a strategy's variables in one call, outside of replicas.
 
     Raises:
       ValueError: if a value does not have its variable's shape.
@@ -123,9 +114,6 @@ def restored_everywhere(checkpoint: tf.train.Checkpoint) -> Iterator[None]:
     TensorFlow would assign them replica by replica or, if variables are on several hosts, build a
     graph with a node per replica and variable (``MultiDeviceSaver.restore``,
     ``values_util.get_on_write_restore_ops``).
-
-    Args:
-      checkpoint: the checkpoint, with variables of one strategy.
     """
     objects = tf.train.TrackableView(checkpoint).descendants()
     distributed = [value for value in objects if isinstance(value, tf.distribute.DistributedValues)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.option import NOT_NEGATIVE, POSITIVE, Check, OnlyIf, option
@@ -21,6 +22,7 @@ def _is_gpus(value: str) -> bool:
     return True
 
 
+hardware_option = functools.partial(option, group="hardware", may_change_on_resume=True)
 # A single replica has nothing to reduce.
 _SEVERAL = OnlyIf("strategy", ("one_device",), unless=True)
 _GPUS = Check(_is_gpus, "be a number of GPUs, or distinct ids as 0,2 (one: 2,)")
@@ -30,107 +32,83 @@ _GPUS = Check(_is_gpus, "be a number of GPUs, or distinct ids as 0,2 (one: 2,)")
 class ClusterOptions(SharedOptions):
     """Options of the devices of a run, and of the gradient all-reduce over them."""
 
-    strategy: str = option(
+    strategy: str = hardware_option(
         "auto",
         "devices to train on; one_device; mirrored: all GPUs of this machine; multi_worker: all "
         "devices of the processes in TF_CONFIG or of Slurm; tpu; auto: tpu if there is one, "
         "multi_worker for several processes, mirrored for several GPUs, else one_device",
-        group="hardware",
         choices=("auto", "one_device", "mirrored", "multi_worker", "tpu"),
-        may_change_on_resume=True,
     )
-    tpu: str = option(
+    tpu: str = hardware_option(
         "",
         "name or address of a TPU; local: this machine's",
-        group="hardware",
-        may_change_on_resume=True,
         in_files_of_runs=False,
     )
-    gpus: str = option(
+    gpus: str = hardware_option(
         "",
         "GPUs of each machine to use: their number, or ids as 0,2 or 2, (with a comma); 0: train "
         "on the CPU; empty: all",
-        group="hardware",
         check=_GPUS,
-        may_change_on_resume=True,
     )
-    logical_cpus: int = option(
+    logical_cpus: int = hardware_option(
         0,
         "number of logical devices into which the CPU is split, to try replicas without "
         "accelerators; 0: do not split",
-        group="hardware",
         check=NOT_NEGATIVE,
-        may_change_on_resume=True,
     )
-    pipeline_stages: int = option(
+    pipeline_stages: int = hardware_option(
         1,
         "stages into which pipeline parallelism (GPipe) divides the network, each on its own "
         "device unless pipeline_stages_per_device says otherwise; accumulation_steps is the number "
         "of micro-batches; 1: no pipeline",
-        group="hardware",
         check=POSITIVE,
-        may_change_on_resume=True,
     )
-    fusion: str = option(
+    fusion: str = hardware_option(
         "fixed",
         "gradient fusion for all-reduces; fixed: fusion_bytes or fusion_segments; auto: the "
         "fastest of fusion_bytes, 0, 4 MiB and published segments, by timing steps at image_size "
         "before training; not for TPUs",
-        group="hardware",
         choices=("fixed", "auto"),
-        may_change_on_resume=True,
     )
-    fusion_bytes: int = option(
+    fusion_bytes: int = hardware_option(
         25 * 2**20,
         "bytes of gradients that are all-reduced at once; 0: all gradients",
-        group="hardware",
         check=NOT_NEGATIVE,
         only_if=(OnlyIf("fusion_segments", unless=True), _SEVERAL),
-        may_change_on_resume=True,
     )
-    fusion_segments: tuple[int, ...] = option(
+    fusion_segments: tuple[int, ...] = hardware_option(
         (),
         "instead of fusion_bytes: numbers of gradients, from the first layer's, after which a new "
         "all-reduce begins; Jia et al.: 20 for AlexNet, 76 for ResNet-50",
-        group="hardware",
         check=Check(
             lambda value: all(a < b for a, b in zip((0, *value), value)),
             "be positive and increasing",
         ),
         only_if=_SEVERAL,
-        may_change_on_resume=True,
     )
-    all_reduce: str = option(
+    all_reduce: str = hardware_option(
         "auto",
         "algorithm of the gradient all-reduce: builtin: the strategy's; flat: one ring, for "
         "workers; hierarchical: a ring of the groups' first replicas, for workers; torus_2d: along "
         "rows and columns, for workers and TPUs; auto: flat for workers without GPUs, else builtin",
-        group="hardware",
         choices=ALL_REDUCE_ALGORITHMS,
-        may_change_on_resume=True,
     )
-    all_reduce_group: int = option(
+    all_reduce_group: int = hardware_option(
         0,
         "replicas in a group (hierarchical) or row (torus_2d) of all_reduce; 0: those of one host, "
         "or about the square root of all",
-        group="hardware",
         check=NOT_NEGATIVE,
         only_if=OnlyIf("all_reduce", ("hierarchical", "torus_2d")),
-        may_change_on_resume=True,
     )
-    all_reduce_dtype: str = option(
+    all_reduce_dtype: str = hardware_option(
         "float32",
         "dtype in which replicas exchange gradients; weight updates are in float32",
-        group="hardware",
         choices=ALL_REDUCE_DTYPES,
         only_if=_SEVERAL,
-        may_change_on_resume=True,
     )
-    deterministic: bool = option(
+    deterministic: bool = hardware_option(
         False,
         "use only deterministic operations, even if slower",
-        group="hardware",
-        may_change_on_resume=True,
     )
 
     def _check_together(self) -> None:

@@ -16,13 +16,9 @@ from imagenet_fast.distribute.collectives import Communicator
 class PipelineStrategy(tf.distribute.Strategy):
     """All-reduces over workers; the model itself places its variables on devices.
 
-    Args:
+    Attributes:
       workers: the strategy that connects the workers, each of which is one replica; None: one
         process.
-
-    Attributes:
-      workers: the argument.
-      cluster_resolver: that of ``workers``, if any.
     """
 
     def __init__(self, workers: tf.distribute.MultiWorkerMirroredStrategy | None = None) -> None:

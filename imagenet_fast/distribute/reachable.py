@@ -59,12 +59,9 @@ class Reach:
 
     def notice(self) -> str:
         """Returns two lines: who can reach the servers, and what they can do."""
-        several = len(self.ports) > 1
-        ports = (
-            f"ports {' and '.join(map(str, self.ports))} have"
-            if several
-            else (f"port {self.ports[0]} has")
-        )
+        ports = f"port {self.ports[0]} has"
+        if len(self.ports) > 1:
+            ports = f"ports {' and '.join(map(str, self.ports))} have"
         who = "every account of this machine"
         if self.addresses == ():
             who += ", but no other machine,"
@@ -212,10 +209,7 @@ def program(addresses: Sequence[str], accepted: int, refused: int) -> bytes:
 
     Packets from IPv4 to a socket for both IPv4 and IPv6 count as IPv4.
 
-    Args:
-      addresses: besides the loopback.
-      accepted: the result for packets to these addresses.
-      refused: the result for all others.
+    Those to the loopback or one of the addresses are ``accepted``, others ``refused``: the results.
     """
     blocks: dict[int, list[_Instruction]] = {
         4: [

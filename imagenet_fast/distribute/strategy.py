@@ -51,9 +51,7 @@ def make_strategy(config: ClusterOptions) -> tf.distribute.Strategy:
       NotNeeded: if this worker is left out.
       UserError: if the hardware is missing, or the cluster is malformed.
     """
-    pipeline = config.pipeline_stages > 1
-    cluster = Cluster.from_environment()
-    found = _find(cluster, config.strategy, config.tpu, config.gpus, config.logical_cpus, pipeline)
+    found = _find(config, Cluster.from_environment())
     return _make_strategy(
         _with_equal_shares(found, config.replicas[0] if config.replicas else 0),
         config.tpu,
@@ -61,7 +59,7 @@ def make_strategy(config: ClusterOptions) -> tf.distribute.Strategy:
         # With fusion=auto, TensorFlow's own packing must not split a single all-reduce.
         0 if config.fusion == "auto" else config.fusion_bytes,
         config.deterministic,
-        pipeline,
+        config.pipeline_stages > 1,
     )
 
 
@@ -200,17 +198,17 @@ def _visible_gpus(
     return count
 
 
-def _find(
-    cluster: Cluster | None, kind: str, tpu: str, gpus: str, logical_cpus: int, pipeline: bool
-) -> _Found:
-    gpu_count = _visible_gpus(cluster, kind, tpu, gpus, logical_cpus)
+def _find(config: ClusterOptions, cluster: Cluster | None) -> _Found:
+    kind, logical_cpus = config.strategy, config.logical_cpus
+    pipeline = config.pipeline_stages > 1
+    gpu_count = _visible_gpus(cluster, kind, config.tpu, config.gpus, logical_cpus)
     if pipeline and kind not in ("auto", "one_device", "multi_worker"):
         raise UserError(
             f"pipeline_stages does not work with strategy={kind}, because pipelines choose "
             "their devices: drop one of them"
         )
     if kind == "auto":
-        kind = _find_kind(tpu, cluster, logical_cpus, pipeline)
+        kind = _find_kind(config.tpu, cluster, logical_cpus, pipeline)
     if kind == "multi_worker":
         if cluster is None:
             raise UserError(NO_CLUSTER)
@@ -381,10 +379,6 @@ def cluster_resolver(
     The strategy counts GPUs itself only with a ``TFConfigClusterResolver``. Any other resolver must
     give their number, or each worker trains on its CPU
     (``CollectiveAllReduceExtended._initialize_local_devices``).
-
-    Args:
-      cluster: the workers, including this process.
-      gpus: the number of GPUs that this process uses.
     """
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": list(cluster.workers)}),

@@ -24,12 +24,7 @@ class SumsFirst:
     _trainable_variables: list[Any]
 
     def sum_over_replicas(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Returns the gradients summed over the replicas; to be called in each of them.
-
-        Args:
-          gradients: of this replica.
-          variables: theirs.
-        """
+        """Returns a replica's gradients summed over the replicas; to be called in each of them."""
         context = tf.distribute.get_replica_context()
         if context is None or context.num_replicas_in_sync == 1:
             return gradients

@@ -363,15 +363,12 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # nohup ignores SIGHUP, which must stay ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, self._note)
+                before[number] = signal.signal(number, lambda n, _: self._signals.append(n))
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    def _note(self, number: int, frame: object) -> None:
-        self._signals.append(number)
 
     def _say(self, text: str) -> None:
         """Prints a line, unless it is the last one again."""

@@ -19,13 +19,9 @@ def compiles_all_reduces(strategy: tf.distribute.Strategy) -> bool:
 
 
 def cross_replica_sum(tensor: tf.Tensor, groups: Groups) -> tf.Tensor:
-    """Returns the differentiable sum of a tensor over the replica's group.
+    """Returns the differentiable sum over the group of a tensor of one shape and dtype in all.
 
     For replica context, under a strategy for which :func:`compiles_all_reduces` holds.
-
-    Args:
-      tensor: a tensor with the same shape and dtype in all replicas.
-      groups: groups of all the strategy's replicas.
     """
     if isinstance(tf.distribute.get_strategy(), VirtualStrategy):
         return xla_sum(tensor, groups)

@@ -19,11 +19,8 @@ class VirtualStrategy(tf.distribute.Strategy):
     replicas, as under ``TPUStrategy``: it reads its replica id at run time, and contains the
     all-reduces. TensorFlow itself cannot run it. Variables are plain ones, as on each device.
 
-    Args:
-      coordinates: (x, y, ...) of each replica's device.
-
     Attributes:
-      coordinates: the argument.
+      coordinates: (x, y, ...) of each replica's device.
       device_type: TensorFlow's name, ``TPU`` or ``GPU``.
     """
 

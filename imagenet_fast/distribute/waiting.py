@@ -27,9 +27,6 @@ def log_missing_workers(cluster: Cluster) -> Iterator[None]:
     """In the context, logs regularly which workers cannot be reached, and lets Ctrl-C work.
 
     A child process logs, because TensorFlow waits in C++ and blocks Python's threads.
-
-    Args:
-      cluster: the workers, including this process.
     """
     others = [f"{n}={address}" for n, address in enumerate(cluster.workers) if n != cluster.index]
     command = [*module_command(__name__), str(os.getpid()), *others]
@@ -57,11 +54,7 @@ def _ended_by_interrupt() -> Iterator[None]:
 
 
 def waiting_message(workers: Sequence[str]) -> str:
-    """Returns a message with the workers that cannot be reached, and why.
-
-    Args:
-      workers: ``number=host:port`` of each other worker.
-    """
+    """Returns a message with the workers, ``number=host:port``, that cannot be reached, and why."""
     with concurrent.futures.ThreadPoolExecutor(_CONCURRENT) as pool:
         reasons = pool.map(unreachable, [worker.partition("=")[2] for worker in workers])
         missing = [

@@ -106,10 +106,7 @@ class GroupedBatchNormalization(BatchNormalization):
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the mean and biased variance of the group's inputs, [channels].
 
-        Args:
-          inputs: of this replica.
-          axes: all but that of the channels.
-          mask: as in :meth:`call`.
+        ``axes`` are all but that of the channels.
         """
         shape = [1 if axis in axes else -1 for axis in range(len(inputs.shape))]
         # Equal in all replicas of a group, which update it by the same statistics.

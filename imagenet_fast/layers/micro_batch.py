@@ -20,11 +20,7 @@ _local = threading.local()
 
 @contextlib.contextmanager
 def micro_batch(index: tf.Tensor | int) -> Iterator[None]:
-    """Layers called in the context compute this micro-batch.
-
-    Args:
-      index: its number, from 0.
-    """
+    """Layers called in the context compute this micro-batch, counted from 0."""
     before = current(), getattr(_local, "calls", None)
     _local.index, _local.calls = index, collections.Counter()
     try:
@@ -35,11 +31,7 @@ def micro_batch(index: tf.Tensor | int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def logical_replica(index: tf.Tensor | None) -> Iterator[None]:
-    """Layers called in the context compute a logical replica.
-
-    Args:
-      index: its number; None: that of the strategy's replica.
-    """
+    """Layers called in the context compute this logical replica; None: the strategy's."""
     before = getattr(_local, "replica", None)
     _local.replica = index
     try:
@@ -52,9 +44,7 @@ def logical_replica(index: tf.Tensor | None) -> Iterator[None]:
 def carried(replicas: int, parts: int) -> Iterator[None]:
     """Micro-batches computed in the context are those of several logical replicas, in turn.
 
-    Args:
-      replicas: logical replicas of each of the strategy's.
-      parts: micro-batches of each of them.
+    Each has ``parts``; each of the strategy's replicas carries ``replicas`` of them.
     """
     _local.carried = replicas, parts
     try:
@@ -64,11 +54,7 @@ def carried(replicas: int, parts: int) -> Iterator[None]:
 
 
 def place(replica: tf.Tensor | int) -> tuple[tf.Tensor | int, tf.Tensor | int | None]:
-    """Returns the logical replica, and its micro-batch as of :func:`current`.
-
-    Args:
-      replica: number of the strategy's replica.
-    """
+    """Returns the logical replica for the strategy's, and its micro-batch as of :func:`current`."""
     logical, part = getattr(_local, "replica", None), current()
     if logical is not None:
         return logical, part

@@ -94,8 +94,7 @@ class PatchWhitening(keras.layers.Layer):
         images, become 0 and are not trained. Their outputs are rounding errors, which a batch norm
         with a tiny epsilon, as airbench's, enlarges together with the biases' gradients.
 
-        Args:
-          images: float [count, height, width, channels], normalized like the layer's inputs.
+        Images are float [count, height, width, channels], normalized like the layer's inputs.
 
         Raises:
           UserError: if ``patch_covariance`` refuses these images, or the layer was built for

@@ -104,11 +104,7 @@ class UnseededDraws:
 
     @contextlib.contextmanager
     def of_step(self, step: Any) -> Iterator[None]:
-        """Inside, operations without a seed draw so; to be called in each replica.
-
-        Args:
-          step: number of the step.
-        """
+        """Inside, operations without a seed draw by this step; to be called in each replica."""
         start = tf.constant([self._key, 0], tf.int64)
         step = tf.cast(tf.convert_to_tensor(step), tf.int64)
         self.state.assign(tf.random.experimental.stateless_fold_in(start, step))

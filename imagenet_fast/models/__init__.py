@@ -2,9 +2,9 @@
 
 ``build`` makes a model by name, ``load`` reads a saved one; ``MODELS`` is the table of names. Its
 functions ``resnet.resnet``, ``resnet.cifar_resnet``, ``alexnet.alexnet_bn``, ``resnet9.resnet9``,
-``airbench.airbench`` and ``amoebanet.amoebanet`` can be called directly. The last layer with
-weights of each model is a dense layer named ``logits``; ``features`` returns its inputs. ``custom``
-has the user's own networks.
+``airbench.airbench`` and ``amoebanet.amoebanet`` return what ``build`` does, and can be called
+directly. The last layer with weights of each model is a dense layer named ``logits``; ``features``
+returns its inputs. ``custom`` has the user's own networks.
 
 TensorFlow is imported when the table is first read: flags are checked against
 ``options.MODEL_NAMES`` without it. If Keras has been imported, the table is read at once, for Keras
@@ -91,9 +91,6 @@ def load(path: str | os.PathLike[str]) -> keras.Model:
     nothing else, or be registered with Keras in this process, as those of this package are; a
     ``Lambda``, and other ways to name any function, are refused, and so are HDF5 files and
     SavedModels. ``keras.models.load_model`` reads those, but runs what the file holds.
-
-    Args:
-        path: the file.
 
     Raises:
         UserError: if it cannot be read.

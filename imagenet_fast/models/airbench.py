@@ -16,11 +16,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import PatchWhitening
 from imagenet_fast.models.arguments import check_sizes, check_width
 from imagenet_fast.models.batch_norm import NormOptions, batch_norm, norm_arguments
-from imagenet_fast.models.cifar import (
-    PYTORCH_WEIGHTS,
-    conv_block,
-    max_pool_logits,
-)
+from imagenet_fast.models.cifar import PYTORCH_WEIGHTS, conv_block, max_pool_logits
 from imagenet_fast.models.options import check_activation
 
 if TYPE_CHECKING:
@@ -82,10 +78,6 @@ def airbench(
         **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`;
             by default momentum as published, 0.6 for 94 and 95, 0.9 for 96 and its proxy, and
             epsilon 1e-12.
-
-    Returns:
-        An uncompiled functional model from float images [batch, height, width, channels],
-        normalized, to float32 logits [batch, num_classes].
 
     Raises:
         UserError: if there is no such size or activation, the image is too small, or the width is

@@ -48,10 +48,6 @@ def alexnet_bn(
         name: the model's name; None: ``alexnet_bn``.
         **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
 
-    Returns:
-        An uncompiled functional model from float images [batch, height, width, channels],
-        normalized, to float32 logits [batch, num_classes].
-
     Raises:
         UserError: if the image is too small or its size unknown, or dropout is not in [0, 1).
     """

@@ -144,10 +144,6 @@ def amoebanet(
         name: the model's name; None: ``amoebanet_<variant>``.
         **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
 
-    Returns:
-        An uncompiled functional model from float images [batch, height, width, channels],
-        normalized, to float32 logits [batch, num_classes].
-
     Raises:
         UserError: if there is no such variant, the image is too small, or ``normal_cells`` or
             ``cell_filters`` is not such a multiple.

@@ -46,7 +46,10 @@ class Normalization(NamedTuple):
 @functools.cache
 def application_names() -> tuple[str, ...]:
     """Returns the names of all networks of Keras Applications."""
-    return tuple(sorted(name for name, own in vars(keras.applications).items() if _makes(own)))
+    functions = inspect.getmembers(keras.applications, inspect.isfunction)
+    return tuple(
+        name for name, own in functions if "include_top" in inspect.signature(own).parameters
+    )
 
 
 def build_application(
@@ -103,10 +106,6 @@ def application_normalization(name: str) -> Normalization:
 def application_weights(name: str, path: Path) -> list[Any]:
     """Returns the weights of a network without its head from a ``.weights.h5`` file of Keras 3.
 
-    Args:
-        name: of the network.
-        path: of the file, which others may have made.
-
     Raises:
         UserError: if it is of another network, or damaged.
     """
@@ -147,11 +146,7 @@ def pretrained_application(name: str) -> list[Any]:
 
 
 def corrected_variance(value: np.ndarray) -> np.ndarray:
-    """Returns the variance with which EfficientNet computes what its weights were trained to.
-
-    Args:
-        value: of its ``keras.layers.Normalization``.
-    """
+    """Returns the variance for EfficientNet's normalization, to which its weights were trained."""
     published = value.size == 3 and np.allclose(value, _STDS_AS_VARIANCES, rtol=0, atol=1e-6)
     return np.square(value) if published else value
 
@@ -165,10 +160,6 @@ def one_process_downloads() -> Iterator[None]:
             stack.callback(os.close, home)
             fcntl.flock(home, fcntl.LOCK_EX)  # released with the process
         yield
-
-
-def _makes(own: Any) -> bool:
-    return inspect.isfunction(own) and "include_top" in inspect.signature(own).parameters
 
 
 def _maker(name: str) -> Callable[..., keras.Model]:

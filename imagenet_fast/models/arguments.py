@@ -40,10 +40,6 @@ def check_sizes(
 def check_width(model: str, width: int) -> None:
     """Checks the number of channels of the first convolutions; 0 is the published one.
 
-    Args:
-        model: its name, for messages.
-        width: the number.
-
     Raises:
         UserError: if it is negative.
     """

@@ -74,7 +74,11 @@ def batch_norm(
     Raises:
         UserError: if statistics are to be common to several replicas and to parts of one.
     """
-    layer = _layer(group_size, ghost_batch_size, replicas_together)
+    layer = replacing_batch_norm(
+        batch_norm_group_size=group_size,
+        replicas_together=replicas_together,
+        ghost_batch_size=ghost_batch_size,
+    )
     if layer is BatchNormalization:
         layer = functools.partial(layer, unbiased_variance=True)
     return functools.partial(layer, momentum=momentum, epsilon=epsilon, scale=scale)
@@ -93,21 +97,16 @@ def replacing_batch_norm(
     Raises:
         UserError: as :func:`batch_norm`.
     """
-    return _layer(batch_norm_group_size, ghost_batch_size, replicas_together)
-
-
-def _layer(
-    group_size: int, ghost_batch_size: int, replicas_together: int
-) -> Callable[..., keras.layers.BatchNormalization]:
-    if ghost_batch_size and group_size != 1:
+    if ghost_batch_size and batch_norm_group_size != 1:
         raise UserError(
             f"ghost_batch_size={ghost_batch_size} splits the images of a replica, but batch norm "
-            f"is to take those of {group_size} replicas together; leave out one of the two"
+            f"is to take those of {batch_norm_group_size} replicas together; leave out one of the "
+            "two"
         )
     if ghost_batch_size:
         return functools.partial(GhostBatchNormalization, ghost_batch_size=ghost_batch_size)
     # Also for a group on one device: other devices may carry a part each when the run resumes, and
     # the moving averages are to have the same variances.
-    if group_size != 1 or replicas_together != 1:
-        return functools.partial(GroupedBatchNormalization, group_size=group_size)
+    if batch_norm_group_size != 1 or replicas_together != 1:
+        return functools.partial(GroupedBatchNormalization, group_size=batch_norm_group_size)
     return BatchNormalization

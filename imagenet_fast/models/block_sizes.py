@@ -50,12 +50,7 @@ def block_sizes(
 
 
 def block_kind(block: keras.layers.Layer, inputs: Any) -> tuple[Any, ...]:
-    """Returns a key that is equal for blocks that differ only in weights and names.
-
-    Args:
-        block: a layer or model.
-        inputs: a description of its inputs.
-    """
+    """Returns a key that is equal for blocks with equal inputs that differ in weights and names."""
     config = block.get_config()
     names: dict[str, str] = {}
     _collect_names(config, names)
@@ -89,10 +84,6 @@ def _size(kind: type[keras.layers.Layer], config: dict[str, Any], specs: Any) ->
         block = kind.from_config(config)
         outputs = block(inputs)
     return BlockSize(
-        _count(block.trainable_weights),
+        sum(math.prod(weight.shape) for weight in block.trainable_weights),
         tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), outputs),
     )
-
-
-def _count(weights: Sequence[tf.Variable]) -> int:
-    return sum(math.prod(weight.shape) for weight in weights)

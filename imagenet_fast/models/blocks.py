@@ -17,8 +17,7 @@ def cut(model: keras.Model) -> list[keras.Model]:
     All calls of a layer, and of layers that share weights with it, are in one block. A nested model
     is not cut.
 
-    Args:
-        model: functional, with one input and one output.
+    The model must be functional, with one input and one output.
 
     Returns:
         The blocks: models that share the layers of ``model``, each named after its last layer. A
@@ -54,9 +53,7 @@ def clone(model: keras.Model) -> keras.Model:
 def copy_trainable(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None:
     """Gives a copy of a layer or model, and all layers inside, the original's ``trainable``.
 
-    Args:
-        layer: the original.
-        copy: with the same layers inside; built, if those are made when it is built.
+    The copy must be built if the layers inside are made when it is built.
     """
     copy.trainable = layer.trainable  # also of inner layers, whose own follow
     inner = (own._flatten_layers(recursive=False, include_self=False) for own in (layer, copy))

@@ -64,13 +64,7 @@ def conv_block(
 
 
 def max_pool_logits(x: tf.Tensor, num_classes: int, scale: float) -> tf.Tensor:
-    """Returns scaled float32 logits [batch, num_classes] of a global max pool.
-
-    Args:
-        x: float [batch, height, width, channels].
-        num_classes: number of logits.
-        scale: factor of the dense layer's outputs.
-    """
+    """Returns scaled float32 logits [batch, num_classes] of a global max pool of 4D inputs."""
     x = keras.layers.GlobalMaxPooling2D(name="global_pool")(x)
     x = keras.layers.Dense(
         num_classes,

@@ -145,12 +145,9 @@ def keras_batch_norms(network: keras.Model) -> list[keras.layers.BatchNormalizat
 
 
 def set_batch_norms(network: keras.Model, name: str, value: float) -> None:
-    """Gives all batch norms of a network another momentum or epsilon, and tells which they had.
+    """Gives all batch norms of a network a ``momentum`` or ``epsilon``, and tells which they had.
 
-    Args:
-        network: of the user; those in other layers, and of classes of their own, count.
-        name: ``momentum`` or ``epsilon``.
-        value: of it.
+    Those in other layers, and of classes of their own, count.
     """
     norms = [own for own in layers_in(network) if isinstance(own, keras.layers.BatchNormalization)]
     before = sorted({getattr(norm, name) for norm in norms} - {value})

@@ -24,16 +24,13 @@ Block = list[keras.layers.Layer]
 
 
 def blocks_of(network: keras.Model) -> list[Block]:
-    """Returns the layers with weights of each block, from the input to the classification head.
+    """Returns the layers with weights of each block of a built network, from input to logits.
 
     A block is what names of layers say (``block2a`` of EfficientNet, ``stage1_block2``) or, where
     they do not, what is between two places where a network has a single tensor, such as the
     branches of Inception, or one of several equal layers in a layer, such as the blocks of a
     transformer. What has vectors only, such as batch norm, belongs to the block before it, and to
     the one after it at the beginning. The classification head is a block of its own.
-
-    Args:
-        network: from images to logits, built.
     """
     blocks: dict[str, Block] = {}
     last, waiting = "", Block()

@@ -12,13 +12,7 @@ import keras
 
 
 class Call(NamedTuple):
-    """A call of a layer.
-
-    Attributes:
-        layer: that is called.
-        inputs: the symbolic tensors that it takes.
-        outputs: those that it returns.
-    """
+    """A call of a layer, and the symbolic tensors that it takes and returns."""
 
     layer: keras.layers.Layer
     inputs: list[Any]

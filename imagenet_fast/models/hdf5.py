@@ -46,10 +46,7 @@ class Hdf5Content:
 
 
 def read_hdf5(data: bytes) -> Hdf5Content:
-    """Returns the groups and arrays of a file; attributes are ignored.
-
-    Args:
-      data: the file's content.
+    """Returns the groups and arrays in the content of a file; attributes are ignored.
 
     Raises:
       ValueError: if it is damaged, or has something else than Keras writes: links, data in other

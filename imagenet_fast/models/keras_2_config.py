@@ -23,10 +23,8 @@ _CONSTANT = "_CONSTANT_VALUE"
 def arguments_of_keras_3(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of one of Keras' classes, or of one derived from it, for Keras 3.
 
-    Args:
-      name: of the class.
-      config: its arguments, as any version of Keras writes them; if they are Keras 3's, or Keras 2
-        is installed, they are returned unchanged.
+    Any version of Keras may have written them. If they are Keras 3's, or Keras 2 is installed, they
+    are returned unchanged.
     """
     if KERAS_2:
         return dict(config)

@@ -100,9 +100,6 @@ def checked_config(config: dict[str, Any]) -> dict[str, Any]:
     and those classes of layers and of such parts that are registered with Keras in this process,
     as this package's are.
 
-    Args:
-      config: as in ``config.json`` of a ``.keras`` file.
-
     Raises:
       ValueError: if it has anything else; the message names it.
     """

@@ -32,11 +32,7 @@ _NOT_OF_HEAD = frozenset(["backbone", "preprocessor", "num_classes", "activation
 
 
 def preset_folder(preset: str, download: bool = False) -> Path:
-    """Returns the folder of a preset.
-
-    Args:
-        preset: one of KerasHub's, or a folder.
-        download: whether to download it, if it is in neither place.
+    """Returns the folder of a preset: a folder, or one of KerasHub's, which it may ``download``.
 
     Raises:
         UserError: if there is none.

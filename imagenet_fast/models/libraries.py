@@ -1,4 +1,7 @@
-"""Networks of other libraries by name: ``keras:NAME`` and ``keras_hub:PRESET``."""
+"""Networks of other libraries by name: ``keras:NAME`` and ``keras_hub:PRESET``.
+
+All functions take such a name as ``model``, and raise a ``UserError`` if there is no such network.
+"""
 
 from __future__ import annotations
 
@@ -79,18 +82,13 @@ def trained_on(model: str) -> int | None:
 def pretrained_weights(model: str) -> list[Any]:
     """Returns the pretrained weights of a network without its head, in the order of its own.
 
-    Args:
-        model: ``keras:NAME`` or ``keras_hub:PRESET``.
-
     Raises:
         UserError: if they can neither be found nor downloaded.
     """
     library, name = _parts(model)
-    return (
-        pretrained_application(name)
-        if library == "keras"
-        else preset_weights(preset_folder(name, download=True))
-    )
+    if library == "keras":
+        return pretrained_application(name)
+    return preset_weights(preset_folder(name, download=True))
 
 
 def _parts(model: str) -> tuple[str, str]:

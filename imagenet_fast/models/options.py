@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 
 from imagenet_fast.base.errors import UserError, nearest
@@ -69,6 +70,7 @@ class _LibraryNames(tuple):
         return library_of(str(model)) is not None
 
 
+_option = functools.partial(option, group="model")
 _OF_LIBRARIES = OnlyIf("model", _LibraryNames(("keras:NAME", "keras_hub:PRESET")))
 # Users' functions make their own weights.
 _NAMED = OnlyIf("model", MODEL_NAMES, alternative=_OF_LIBRARIES)
@@ -94,11 +96,25 @@ def check_activation(model: str, activation: str) -> None:
     Raises:
       UserError: if it has others.
     """
-    choices = ACTIVATIONS.get(model, ())
-    if activation != "auto" and activation not in choices:
+    if activation != "auto":
+        _check_choice(model, "activation", activation, ACTIVATIONS.get(model, ()))
+
+
+def check_choices(model: str, **values: str) -> None:
+    """Checks that arguments of a network are among the choices of the options of their names.
+
+    Raises:
+      UserError: if one is not.
+    """
+    for name, value in values.items():
+        _check_choice(model, name, value, CHOICES[name])
+
+
+def _check_choice(model: str, name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
         raise UserError(
-            f"{model}: there is no activation {activation!r}{nearest(activation, choices)}; use "
-            f"one of {', '.join(choices)}"
+            f"{model}: there is no {name} {value!r}{nearest(value, choices)}; use one of "
+            f"{', '.join(choices)}"
         )
 
 
@@ -106,12 +122,11 @@ def check_activation(model: str, activation: str) -> None:
 class ModelOptions(SharedOptions):
     """The network and its initial weights."""
 
-    model: str = option(
+    model: str = _option(
         "resnet50",
         "network; keras:NAME, one of Keras Applications, such as keras:ConvNeXtTiny; "
         "keras_hub:PRESET, one of KerasHub by preset or its folder; or module:function, a Python "
         "function that makes your own",
-        group="model",
         choices=MODEL_NAMES,
         check=Check(
             lambda value: is_custom(value) or library_of(value) is not None,
@@ -119,238 +134,209 @@ class ModelOptions(SharedOptions):
         ),
         in_evaluation=True,
     )
-    width: int = option(
+    width: int = _option(
         0,
         "channels of the first convolution of resnet9 and resnet18 to resnet152, and of the first "
         "group of airbench94 to airbench96, to which all others are in proportion; 0: as "
         "published, 64, 32 for airbench96_proxy, or 128 for airbench95 and airbench96",
-        group="model",
         check=NOT_NEGATIVE,
         only_if=_WITH_WIDTH,
         in_evaluation=True,
     )
-    pool_order: str = option(
+    pool_order: str = _option(
         "conv_bn_relu_pool",
         "position of resnet9's pools; conv_bn_relu_pool; conv_bn_pool_relu: the same function at "
         "lower cost; conv_pool_bn_relu: another function, cheaper still",
-        group="model",
         choices=("conv_bn_relu_pool", "conv_bn_pool_relu", "conv_pool_bn_relu"),
         only_if=_RESNET9,
         in_evaluation=True,
     )
-    activation: str = option(
+    activation: str = _option(
         "auto",
         "activation; of resnet9: relu or celu; of airbench94 to airbench96, except after the "
         "whitening layer: gelu or silu; auto: as published, relu and gelu",
-        group="model",
         choices=("auto", "relu", "celu", "gelu", "silu"),
         only_if=_FOR_CIFAR,
         in_evaluation=True,
     )
-    celu_alpha: float = option(
+    celu_alpha: float = _option(
         0.075,
         "minus the minimum of celu",
-        group="model",
         check=POSITIVE,
         only_if=(_RESNET9, OnlyIf("activation", ("celu",))),
         in_evaluation=True,
     )
-    logits_scale: float = option(
+    logits_scale: float = _option(
         0.0,
         "factor of the logits of resnet9 and airbench94 to airbench96; 0: published, 1/8 and 1/9",
-        group="model",
         check=NOT_NEGATIVE,
         only_if=_FOR_CIFAR,
         in_evaluation=True,
     )
-    whitening: bool = option(
+    whitening: bool = _option(
         False,
         "start resnet9 with fixed 3x3 filters that whiten patches of training images",
-        group="model",
         only_if=_RESNET9,
         in_evaluation=True,
     )
-    normal_cells: int = option(
+    normal_cells: int = _option(
         18,
         "normal cells of amoebanet_b and amoebanet_d, L in GPipe's (L, D), in three stages",
-        group="model",
         check=Check(lambda value: value in range(3, 151, 3), "be a multiple of 3 in [3, 150]"),
         only_if=_AMOEBANETS,
         in_evaluation=True,
     )
-    cell_filters: int = option(
+    cell_filters: int = _option(
         208,
         "channels of each operation in the first cells of amoebanet_b and amoebanet_d, D in "
         "GPipe's (L, D); each reduction doubles them",
-        group="model",
         check=Check(lambda value: value > 0 and value % 8 == 0, "be a positive multiple of 8"),
         only_if=_AMOEBANETS,
         in_evaluation=True,
     )
-    whitening_images: int = option(
+    whitening_images: int = _option(
         10_000,
         "number of the first training images from which whitening filters are computed",
-        group="model",
         check=POSITIVE,
         only_if=(_FOR_CIFAR, OnlyIf("whitening", alternative=_AIRBENCH)),
     )
-    proxy_model: str = option(
+    proxy_model: str = _option(
         "",
         "with select_by_loss: a smaller network, such as airbench96_proxy, whose loss selects the "
         "images, trained on the same images with the same options; on one device; empty: the "
         "network itself selects",
-        group="model",
         check=Check(lambda value: value in ("", *MODEL_NAMES), "be a network of this package"),
         only_if=OnlyIf("select_by_loss"),
     )
-    proxy_width: int = option(
+    proxy_width: int = _option(
         0,
         "width of proxy_model; 0: as published",
-        group="model",
         check=NOT_NEGATIVE,
         only_if=OnlyIf("proxy_model", _WITH_WIDTH.values),
     )
-    initial_weights: str = option(
+    initial_weights: str = _option(
         "",
         "pretrained weights: the model_dir of a run, a SavedModel of `export` or tf_keras, a file "
         "of `model.save` (.keras), or one of Keras applications' weights (.h5, and .weights.h5 for "
         "keras:NAME); the classification head is new unless the classes are the same, which only "
         "runs and exports name; empty: random weights",
-        group="model",
         only_if=_NAMED,
     )
-    pretrained: bool = option(
+    pretrained: bool = _option(
         False,
         "start keras:NAME and keras_hub:PRESET with their library's pretrained weights, from its "
         "cache, downloaded if they are not there, or from the preset's folder",
-        group="model",
         only_if=_OF_LIBRARIES,
         in_files_of_runs=False,
     )
-    normalization: str = option(
+    normalization: str = _option(
         "auto",
         "normalization of pixels; auto: for keras:NAME and keras_hub:PRESET their library's, which "
         "pretrained weights need, for others pixel_mean and pixel_std; pixel_mean: these for all",
-        group="model",
         choices=("auto", "pixel_mean"),
         only_if=_OF_LIBRARIES,
         in_evaluation=True,
     )
-    freeze_through: str = option(
+    freeze_through: str = _option(
         "",
         "with initial_weights or pretrained: freeze the first layers through this one, or through "
         "the last whose name has this prefix (stem, stage3; pool2 of AlexNet); a number: the first "
         "blocks, as layer_decay counts them; all_but_head; empty: train all",
-        group="model",
     )
-    stem: str = option(
+    stem: str = _option(
         "imagenet",
         "first layers of resnet18 to resnet152; imagenet: a 7x7 convolution and a pool, each of "
         "stride 2; small: a 3x3 convolution, for images of about 32 pixels",
-        group="model",
         choices=("imagenet", "small"),
         only_if=_IMAGENET_RESNETS,
         in_evaluation=True,
     )
-    stride_on_1x1: bool = option(
+    stride_on_1x1: bool = _option(
         False,
         "put a bottleneck's stride in its first convolution (ResNet v1), not in its 3x3 (v1.5)",
-        group="model",
         only_if=_IMAGENET_RESNETS,
         in_evaluation=True,
     )
-    blur_pool: str = option(
+    blur_pool: str = _option(
         "none",
         "blur before subsampling in resnet18 to resnet152, against aliasing (Zhang 2019); none; "
         "convolutions: before convolutions of stride 2, except the first, as in ffcv-imagenet; "
         "convolutions_and_pools: in the stem's pool, too, as in composer",
-        group="model",
         choices=("none", "convolutions", "convolutions_and_pools"),
         only_if=_IMAGENET_RESNETS,
         in_evaluation=True,
     )
-    padding: str = option(
+    padding: str = _option(
         "symmetric",
         "padding of 3x3 convolutions of stride 2 and the stem's pool in resnet18 to resnet152; "
         "symmetric: equal on all sides; same: as Keras' padding=same, of even sizes only at the "
         "bottom and right; same_pool: so for the pool, symmetric for convolutions",
-        group="model",
         choices=("symmetric", "same_pool", "same"),
         only_if=_IMAGENET_RESNETS,
         in_evaluation=True,
     )
-    zero_gamma: bool = option(
+    zero_gamma: bool = _option(
         True,
         "start the last batch norm of each residual block at gamma 0",
-        group="model",
         only_if=_RESNETS,
     )
-    conv_init: str = option(
+    conv_init: str = _option(
         "he_fan_out",
         "initial weights of convolutions in resnet8 to resnet152; he_fan_out: N(0, 2 / fan-out), "
         "as in torchvision; he_fan_in: N(0, 2 / fan-in), as in MXNet; he_normal and lecun_normal: "
         "Keras' truncated normals of variance 2 / fan-in and 1 / fan-in",
-        group="model",
         choices=("he_fan_out", "he_fan_in", "he_normal", "lecun_normal"),
         only_if=_RESNETS,
     )
-    gamma_init: str = option(
+    gamma_init: str = _option(
         "ones",
         "initial gamma of batch norm in resnet8 to resnet152, except for zero_gamma's; ones; "
         "uniform: random in [0, 1), as in composer",
-        group="model",
         choices=("ones", "uniform"),
         only_if=_RESNETS,
     )
-    batch_norm_momentum: float = option(
+    batch_norm_momentum: float = _option(
         0.9,
         "decay factor of batch norm's moving averages; your own model keeps that of its layers, "
         "unless this is another value than the default",
-        group="model",
         check=BELOW_ONE,
     )
-    batch_norm_epsilon: float = option(
+    batch_norm_epsilon: float = _option(
         1e-5,
         "added to the variance in batch norm; your own model keeps that of its layers, unless this "
         "is another value than the default",
-        group="model",
         check=POSITIVE,
         in_evaluation=True,
     )
-    batch_norm_scale: bool = option(
+    batch_norm_scale: bool = _option(
         True,
         "train gamma of batch norm in resnet9; otherwise it is 1",
-        group="model",
         only_if=_RESNET9,
         in_evaluation=True,
     )
-    batch_norm_batch_size: int = option(
+    batch_norm_batch_size: int = _option(
         0,
         "images per set of batch-norm statistics, of several neighbouring replicas or of parts of "
         "a replica's batch (ghost batch norm; image n is in part n modulo their number); 0: a "
         "replica's batch",
-        group="model",
         check=NOT_NEGATIVE,
         only_if=OnlyIf("model", MODEL_NAMES, alternative=OnlyIf("fused_batch_norm", (True,))),
     )
-    fused_batch_norm: bool = option(
+    fused_batch_norm: bool = _option(
         True,
         "replace the batch norms of your own model by those of this package, which have the same "
         "weights and results, are faster on TensorFlow, and follow batch_norm_batch_size",
-        group="model",
         only_if=OnlyIf("model", MODEL_NAMES, unless=True),
     )
-    dropout: float = option(
+    dropout: float = _option(
         0.5,
         "dropout of AlexNet's hidden dense layers",
-        group="model",
         check=BELOW_ONE,
         only_if=_ALEXNET,
     )
-    batch_norm_after_pool5: bool = option(
+    batch_norm_after_pool5: bool = _option(
         True,
         "use AlexNet's fifth batch norm, after its last pool (Jia et al. 2018)",
-        group="model",
         only_if=_ALEXNET,
         in_evaluation=True,
     )
@@ -370,3 +356,8 @@ class ModelOptions(SharedOptions):
             raise UserError(
                 "freeze_through would freeze random weights: give --initial_weights or --pretrained"
             )
+
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    field.name: field.metadata["choices"] for field in dataclasses.fields(ModelOptions)
+}

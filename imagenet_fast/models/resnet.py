@@ -24,6 +24,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import BlurPool
 from imagenet_fast.models.arguments import check_sizes, check_width
 from imagenet_fast.models.batch_norm import NormOptions, batch_norm, norm_arguments
+from imagenet_fast.models.options import check_choices
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -34,15 +35,6 @@ _BOTTLENECK = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 IMAGENET_DEPTHS = (*_BASIC, *_BOTTLENECK)
 CIFAR_DEPTHS = (8, 14, 20, 32, 56)
 _PUBLISHED_WIDTH = 64
-
-# Values of arguments.
-_CHOICES = {
-    "stem": ("imagenet", "small"),
-    "blur_pool": ("none", "convolutions", "convolutions_and_pools"),
-    "gamma_init": ("ones", "uniform"),
-    "padding": ("symmetric", "same_pool", "same"),
-    "conv_init": ("he_fan_out", "he_fan_in", "he_normal", "lecun_normal"),
-}
 # Arguments of VarianceScaling by conv_init.
 _CONV_INIT: dict[str, dict[str, Any]] = {
     "he_fan_out": {"scale": 2.0, "mode": "fan_out", "distribution": "untruncated_normal"},
@@ -70,39 +62,30 @@ def resnet(
 ) -> keras.Model:
     """Makes a ResNet for ImageNet: basic blocks at depths 18 and 34, bottlenecks above.
 
+    The options of the same names say what the arguments' values mean.
+
     Args:
         depth: 18, 34, 50, 101 or 152.
         num_classes: number of logits.
         input_shape: (height, width, channels) of one image; height and width may be None.
         width: channels of the first convolution, to which all others are in proportion; 0: 64, as
             published.
-        stem: ``"imagenet"``, a 7x7 convolution and a 3x3 max pool, both of stride 2, or
-            ``"small"``, a 3x3 convolution of stride 1 and no pool, for images of about 32 pixels.
+        stem: ``"imagenet"``, or ``"small"`` for images of about 32 pixels.
         zero_gamma: whether the last batch norm of each block starts with gamma 0 instead of 1, so
             the block starts as the identity (Goyal et al. 2017, section 5.1).
         stride_on_1x1: whether a bottleneck's stride is in its first 1x1 convolution, as in He et
             al. and Keras applications ("v1"), not in the 3x3, as in Goyal et al. ("v1.5").
         blur_pool: where a :class:`~imagenet_fast.layers.BlurPool` precedes the subsampling:
-            ``"none"``; ``"convolutions"``, before the blocks' convolutions of stride 2, projections
-            included, as in ffcv-imagenet; or ``"convolutions_and_pools"``, in the stem's pool, too,
-            as in composer. The first convolution, of the images, is never blurred.
-        padding: of 3x3 convolutions and the pool of stride 2: ``"symmetric"``, one row and column
-            on each side; ``"same"``, as Keras' padding of this name: of even-sized images only at
-            the bottom and right, as in MLPerf's TF2 reference; or ``"same_pool"``, so for the pool
-            only, as in Google's code for TPUs.
-        conv_init: initial weights of convolutions: ``"he_fan_out"``, N(0, 2 / fan-out), as in
-            fb.resnet.torch and torchvision; ``"he_fan_in"``, N(0, 2 / fan-in), as in MXNet and
-            composer; ``"he_normal"`` and ``"lecun_normal"``, Keras' initializers of these names,
-            truncated normals of variance 2 / fan-in and 1 / fan-in, as in MLPerf's TF2 reference
-            and in Google's code for TPUs.
-        gamma_init: initial gamma of other batch norms: ``"ones"``, or ``"uniform"``, random in
-            [0, 1), as in composer.
+            ``"convolutions"``, projections included, is ffcv-imagenet's,
+            ``"convolutions_and_pools"`` composer's.
+        padding: ``"same"`` is that of MLPerf's TF2 reference, ``"same_pool"`` of Google's code for
+            TPUs.
+        conv_init: ``"he_fan_out"`` is that of fb.resnet.torch and torchvision, ``"he_fan_in"`` of
+            MXNet and composer, ``"he_normal"`` of MLPerf's TF2 reference, ``"lecun_normal"`` of
+            Google's code for TPUs.
+        gamma_init: of other batch norms; ``"uniform"`` is composer's.
         name: the model's name; None: ``resnet<depth>``.
         **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
-
-    Returns:
-        An uncompiled functional model from float images [batch, height, width, channels],
-        normalized, to float32 logits [batch, num_classes].
 
     Raises:
         UserError: if there is no such depth, stem, ``blur_pool``, ``padding``, ``conv_init`` or
@@ -112,7 +95,7 @@ def resnet(
     check_width(f"resnet{depth}", width)
     if depth not in IMAGENET_DEPTHS:
         raise UserError(f"resnet: there is no depth {depth}; the depths are {IMAGENET_DEPTHS}")
-    _check_choices(
+    check_choices(
         "resnet",
         stem=stem,
         blur_pool=blur_pool,
@@ -135,19 +118,17 @@ def resnet(
     first = width or _PUBLISHED_WIDTH
 
     images = keras.Input(input_shape, name="images")
+    kernel_size, strides = (7, 2) if stem == "imagenet" else (3, 1)
+    x = _stem(images, first, kernel_size, strides, stem_conv, norm)
     if stem == "imagenet":
-        x = _conv_norm_relu(images, first, 7, 2, stem_conv, norm, "stem")
         if padding == "symmetric":
             # Zeros are as good as -inf for the pool's padding: ReLU's outputs are not below them.
             x = keras.layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
         pool_padding = "valid" if padding == "symmetric" else "same"
-        if blur_pool == "convolutions_and_pools":
-            x = keras.layers.MaxPooling2D(3, 1, pool_padding, name="stem_pool")(x)
+        blurs = blur_pool == "convolutions_and_pools"
+        x = keras.layers.MaxPooling2D(3, 1 if blurs else 2, pool_padding, name="stem_pool")(x)
+        if blurs:
             x = BlurPool(2, name="stem_pool_blur")(x)
-        else:
-            x = keras.layers.MaxPooling2D(3, 2, pool_padding, name="stem_pool")(x)
-    else:
-        x = _conv_norm_relu(images, first, 3, 1, stem_conv, norm, "stem")
 
     for stage, blocks in enumerate({**_BASIC, **_BOTTLENECK}[depth], start=1):
         filters = first * 2 ** (stage - 1)
@@ -204,12 +185,12 @@ def cifar_resnet(
     check_sizes(f"resnet{depth}", num_classes, input_shape)
     if depth not in CIFAR_DEPTHS:
         raise UserError(f"cifar_resnet: there is no depth {depth}; the depths are {CIFAR_DEPTHS}")
-    _check_choices("cifar_resnet", conv_init=conv_init, gamma_init=gamma_init)
+    check_choices("cifar_resnet", conv_init=conv_init, gamma_init=gamma_init)
     norm = _norm(gamma_init, norm_options)
     conv = functools.partial(_conv, init=conv_init)
 
     images = keras.Input(input_shape, name="images")
-    x = _conv_norm_relu(images, 16, 3, 1, conv, norm, "stem")
+    x = _stem(images, 16, 3, 1, conv, norm)
     for stage, width in enumerate((16, 32, 64), start=1):
         for block in range(1, (depth - 2) // 6 + 1):
             strides = 2 if stage > 1 and block == 1 else 1
@@ -248,14 +229,6 @@ class SubsampleAndPad(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this layer again."""
         return {**super().get_config(), "strides": self.strides, "filters": self.filters}
-
-
-def _check_choices(function: str, **arguments: str) -> None:
-    for name, value in arguments.items():
-        if value not in _CHOICES[name]:
-            raise UserError(
-                f"{function}: there is no {name} {value!r}; it is one of {_CHOICES[name]}"
-            )
 
 
 def _norm(gamma_init: str, norm_options: NormOptions) -> Callable[..., keras.layers.Layer]:
@@ -309,18 +282,17 @@ def _conv(
     )(x)
 
 
-def _conv_norm_relu(
-    x: tf.Tensor,
+def _stem(
+    images: tf.Tensor,
     filters: int,
     kernel_size: int,
     strides: int,
     conv: Callable[..., tf.Tensor],
     norm: Callable[..., keras.layers.Layer],
-    name: str,
 ) -> tf.Tensor:
-    x = conv(x, filters, kernel_size, strides, f"{name}_conv")
-    x = norm(name=f"{name}_bn")(x)
-    return keras.layers.Activation("relu", name=f"{name}_relu")(x)
+    x = conv(images, filters, kernel_size, strides, "stem_conv")
+    x = norm(name="stem_bn")(x)
+    return keras.layers.Activation("relu", name="stem_relu")(x)
 
 
 def _residual_block(

@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import PatchWhitening
 from imagenet_fast.models.arguments import check_sizes, check_width
 from imagenet_fast.models.batch_norm import NormOptions, batch_norm, norm_arguments
 from imagenet_fast.models.cifar import conv_block, max_pool_logits
-from imagenet_fast.models.options import check_activation
+from imagenet_fast.models.options import check_activation, check_choices
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-POOL_ORDERS = ("conv_bn_relu_pool", "conv_bn_pool_relu", "conv_pool_bn_relu")
 
 _PUBLISHED_WIDTH = 64
 _PUBLISHED_LOGITS_SCALE = 0.125
@@ -55,8 +53,7 @@ def resnet9(
         input_shape: (height, width, channels) of one image, at least 8 x 8; height and width may
             be None.
         width: channels of ``prep``; the layers have 2, 4 and 8 times as many; 0: the published 64.
-        pool_order: position of the layers' pool: ``"conv_bn_relu_pool"``; ``"conv_bn_pool_relu"``,
-            the same function at lower cost; or ``"conv_pool_bn_relu"``, cheaper still.
+        pool_order: position of the layers' pool; see the option of this name.
         activation: ``"relu"``, the published one, which ``"auto"`` is too, or ``"celu"``, which is
             smooth.
         celu_alpha: minus the minimum of CELU.
@@ -70,10 +67,6 @@ def resnet9(
         name: the model's name; None: ``resnet9``.
         **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
 
-    Returns:
-        An uncompiled functional model from float images [batch, height, width, channels],
-        normalized, to float32 logits [batch, num_classes].
-
     Raises:
         UserError: if the image is too small, there is no such order or activation, a number is
             out of range, or batch norm is to have statistics both of several replicas and of parts
@@ -82,16 +75,14 @@ def resnet9(
     check_sizes("resnet9", num_classes, input_shape, 8)
     check_width("resnet9", width)
     check_activation("resnet9", activation)
-    if pool_order not in POOL_ORDERS:
-        raise UserError(
-            f"resnet9: there is no pool_order {pool_order!r}{nearest(pool_order, POOL_ORDERS)}; "
-            f"use one of {', '.join(POOL_ORDERS)}"
-        )
-    word = "celu" if activation == "celu" else "relu"
+    check_choices("resnet9", pool_order=pool_order)
+    word, layer = "relu", functools.partial(keras.layers.Activation, "relu")
+    if activation == "celu":
+        word, layer = "celu", functools.partial(CELU, celu_alpha)
     block = functools.partial(
         conv_block,
         norm=batch_norm(**norm_arguments(**norm_options), scale=batch_norm_scale),
-        activation=_activation(word, celu_alpha),
+        activation=layer,
     )
     plain = f"conv_bn_{word}"
     pooled = pool_order.replace("relu", word)
@@ -102,13 +93,13 @@ def resnet9(
     width = width or _PUBLISHED_WIDTH
     x = block(x, width, plain, "prep", kernel_size=1 if whitening else 3)
     for number in (1, 2, 3):
-        layer = f"layer{number}"
+        name_of_layer = f"layer{number}"
         filters = 2**number * width
-        x = block(x, filters, pooled, layer)
+        x = block(x, filters, pooled, name_of_layer)
         if number != 2:
-            y = block(x, filters, plain, f"{layer}_residual1")
-            y = block(y, filters, plain, f"{layer}_residual2")
-            x = keras.layers.Add(name=f"{layer}_add")([x, y])
+            y = block(x, filters, plain, f"{name_of_layer}_residual1")
+            y = block(y, filters, plain, f"{name_of_layer}_residual2")
+            x = keras.layers.Add(name=f"{name_of_layer}_add")([x, y])
     logits = max_pool_logits(x, num_classes, logits_scale or _PUBLISHED_LOGITS_SCALE)
     return keras.Model(images, logits, name=name or "resnet9")
 
@@ -155,9 +146,3 @@ def _celu(x: tf.Tensor, alpha: float) -> tf.Tensor:
         return alpha * elu, gradient
 
     return celu(x)
-
-
-def _activation(name: str, celu_alpha: float) -> Callable[..., keras.layers.Layer]:
-    if name == "celu":
-        return functools.partial(CELU, celu_alpha)
-    return functools.partial(keras.layers.Activation, "relu")

@@ -34,9 +34,16 @@ def shape_only() -> Iterator[list[tf.Variable]]:
         made.append(_empty(make, **options))
         return made[-1]
 
-    device, scope = tf.device("CPU:0"), tf.variable_creator_scope(creator)
-    with _repeated_random_numbers(), _repeated_names(), device, scope:
-        yield made
+    numbers = name_numbers()
+    names, state, numpy_state = dict(numbers), random.getstate(), np.random.get_state()
+    try:
+        with tf.device("CPU:0"), tf.variable_creator_scope(creator):
+            yield made
+    finally:
+        numbers.clear()
+        numbers.update(names)
+        random.setstate(state)
+        np.random.set_state(numpy_state)
 
 
 def _empty(make: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
@@ -69,24 +76,3 @@ def spec_of(initial_value: Any, dtype: Any = None, **_: Any) -> tf.TensorSpec:
     except (RuntimeError, ValueError):
         (made,) = tf.function(value, autograph=False).get_concrete_function().outputs
     return tf.TensorSpec(made.shape, dtype or made.dtype)
-
-
-@contextlib.contextmanager
-def _repeated_names() -> Iterator[None]:
-    numbers = name_numbers()
-    before = dict(numbers)
-    try:
-        yield
-    finally:
-        numbers.clear()
-        numbers.update(before)
-
-
-@contextlib.contextmanager
-def _repeated_random_numbers() -> Iterator[None]:
-    before, numpy_before = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(before)
-        np.random.set_state(numpy_before)

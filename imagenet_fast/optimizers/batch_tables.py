@@ -55,10 +55,6 @@ def values_for_batch(table: str, batch_size: int) -> BatchValues:
     of learning rate, weight decay and ``1 - momentum``. Half-way between 16384 and 32768, at 23170,
     these are geometric means. The rule is this package's; the recipes' authors give none.
 
-    Args:
-      table: a name in ``BATCH_TABLES``.
-      batch_size: images in a weight update.
-
     Raises:
       UserError: if there is no such table, or the batch size is outside its range.
     """

@@ -32,21 +32,17 @@ class LARS(SGD):
 
     Norms are float32, or float64 if a variable is: in float16 they would overflow or vanish.
 
+    Arguments that are not here are those of ``SGD``.
+
     Args:
-      learning_rate: a number or a schedule.
-      momentum: decay factor of the momentum buffer, in [0, 1).
       weight_decay: L2 coefficient; None, as in Keras: 0. The recipes decay weights only: no biases,
         no gamma or beta of batch norm (``weight_decay_mask``).
       eeta: trust coefficient.
       epsilon: added to the norm of the gradient.
-      nesterov: whether to use Nesterov momentum.
       rate_in_momentum: whether the momentum buffer accumulates updates (MLPerf's scaled momentum)
         rather than gradients.
-      weight_decay_mask: as in ``SGD``.
-      rate_factors: as in ``SGD``.
       trust_mask: for each trainable variable in order, whether to scale its learning rate; None:
         all are scaled. The recipes scale weights only. ``variable_roles`` helps to make it.
-      name: of the optimizer.
       **kwargs: ``zero_rate_at``, as in ``SGD``, and Keras' options (``clipnorm``, ``use_ema``,
         ...).
 
@@ -95,9 +91,7 @@ class LARS(SGD):
     def trust_ratios(self, gradients: Sequence[Tensor], variables: Sequence[Any]) -> list[Tensor]:
         """Returns the trust ratio of each variable, the factor of its learning rate.
 
-        Args:
-          gradients: without weight decay.
-          variables: theirs, among those that the optimizer was built with.
+        Gradients are without weight decay.
 
         Returns:
           Scalars, float32, or float64 if a variable is; 1 for those that ``trust_mask`` excludes.
@@ -126,11 +120,7 @@ class LARS(SGD):
         return [next(ratio) if is_scaled else one for is_scaled in scaled]
 
     def prepared(self, pairs: Iterable[tuple[Tensor, Any]]) -> list[tuple[Any, Any]]:
-        """Returns what :meth:`update_step` takes: each gradient with its trust ratio.
-
-        Args:
-          pairs: gradients, summed over the replicas and clipped, and their variables.
-        """
+        """Returns what ``update_step`` takes: each summed, clipped gradient and its trust ratio."""
         pairs = [pair for pair in pairs if pair[0] is not None]
         variables = [variable for _, variable in pairs]
         gradients = [dense(gradient, variable.dtype) for gradient, variable in pairs]

@@ -55,8 +55,7 @@ class Lookahead(ShadowWeights):
     def update(self, step: tf.Tensor | int) -> None:
         """Interpolates the weights if an update is due; call it in a replica, after a step.
 
-        Args:
-          step: number of steps including this one: the optimizer's ``iterations``.
+        ``step`` is the number of steps including this one: the optimizer's ``iterations``.
         """
         step = tf.cast(step, tf.int64)
         regular = tf.equal(step % self._every, 0)

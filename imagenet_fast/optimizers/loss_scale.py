@@ -24,12 +24,7 @@ def scaled_loss(optimizer: keras.optimizers.Optimizer, loss: tf.Tensor) -> tf.Te
 def with_loss_scale(
     optimizer: keras.optimizers.Optimizer, scale: float
 ) -> keras.optimizers.Optimizer:
-    """Returns an optimizer with a loss scale.
-
-    Args:
-      optimizer: without one.
-      scale: a fixed loss scale; 0: a dynamic one.
-    """
+    """Returns an optimizer with a fixed loss scale; 0: a dynamic one."""
     if not scale:
         return keras.mixed_precision.LossScaleOptimizer(optimizer)
     if KERAS_2:
@@ -64,12 +59,9 @@ def apply_gradients(
     gradients: Sequence[tf.Tensor],
     variables: Sequence[Any],
 ) -> None:
-    """Updates variables by gradients that are already summed over the replicas.
+    """Updates variables by gradients of the scaled loss that are summed over the replicas.
 
-    Args:
-      optimizer: of any kind, after :func:`leave_sums_to_the_step`.
-      gradients: of the scaled loss.
-      variables: in the order of the gradients.
+    After :func:`leave_sums_to_the_step`.
     """
     if KERAS_2:
         apply_summed_in_keras_2(optimizer, unwrapped(optimizer), gradients, variables)

@@ -33,7 +33,6 @@ class Muon(SGD):
     filter's norm, or only some steps do, as ``norm_every`` says. SGD updates all other variables.
 
     Args:
-      learning_rate: a number or a schedule.
       momentum: decay factor of the momentum buffer, in [0, 1), of all but filters.
       nesterov: whether to use Nesterov momentum, also for filters.
       filter_mask: for each trainable variable in order, whether it is a filter, with the output
@@ -47,7 +46,6 @@ class Muon(SGD):
         ``norm_every``, on: one number, or the first and the last, between which they grow linearly,
         rounded down, with the step.
       total_steps: of the run, needed for two numbers.
-      name: of the optimizer.
       **kwargs: further options of ``SGD``. ``rate_factors`` apply to filters, too; weight decay
         does not.
 

@@ -204,11 +204,8 @@ class SGD(SumsFirst, Optimizer):
         ms of CPU time for an SGD update of 29.0 million parameters, 89 instead of 109 for LARS
         (medians of 30 interleaved updates on 2 cores; compiled by XLA, both take the same).
 
-        Args:
-          gradient: of the variable's dtype.
-          variable: the gradient's.
-          index: of the variable.
-          buffer_scale: factor of the gradient in the buffer; None: the gradient has other uses.
+        ``buffer_scale`` is the factor of the gradient in the buffer; None: the gradient has other
+        uses.
         """
         decay = self._decay_of(index)
         if not decay:
@@ -229,12 +226,9 @@ class SGD(SumsFirst, Optimizer):
         rate = ops.cast(rate, gradient.dtype)
         momentum = ops.convert_to_tensor(self.momentum, gradient.dtype)
         if _KERNELS:
-            inside = self.rate_in_momentum
-            apply = (
-                tf.raw_ops.ResourceApplyKerasMomentum
-                if inside
-                else tf.raw_ops.ResourceApplyMomentum
-            )
+            apply = tf.raw_ops.ResourceApplyMomentum
+            if self.rate_in_momentum:
+                apply = tf.raw_ops.ResourceApplyKerasMomentum
             apply(
                 var=variable.handle,
                 accum=buffer.handle,

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.keras_2 import tensorflow_variables
-from imagenet_fast.distribute.one_call import assign_local, local_values, one_call
+from imagenet_fast.distribute.one_call import assign_local, local_values, local_variable, one_call
 
 
 class ShadowWeights:
@@ -87,10 +87,4 @@ class ShadowWeights:
 
 def _copy(variable: tf.Variable, name: str) -> tf.Variable:
     with tf.device(variable.device):  # in a pipeline, its stage's
-        return tf.Variable(
-            variable,
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            name=name,
-        )
+        return local_variable(variable, name)

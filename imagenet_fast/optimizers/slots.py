@@ -15,13 +15,12 @@ _SIZE = 256
 
 
 def values_kept(optimizer: keras.optimizers.Optimizer) -> float:
-    """Returns the number of slot values that an optimizer has for each weight, such as momentum.
+    """Returns the number of slot values that an unused optimizer has for each weight, as momentum.
 
     Measured by updating a [256, 256] matrix: factored optimizers such as Adafactor, with slots for
     rows and columns, have less than one value.
 
-    Args:
-      optimizer: an unused one, of no further use.
+    The optimizer is of no further use.
     """
     matrix = new_variable(tf.zeros([_SIZE, _SIZE]))
     optimizer.apply_gradients([(tf.zeros([_SIZE, _SIZE]), matrix)])
@@ -49,9 +48,7 @@ def unwrapped(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimiz
 def make_slots(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> None:
     """Makes an optimizer's variables, which it would otherwise make in its first step.
 
-    Args:
-      optimizer: of any kind, with or without a loss scale.
-      variables: the trainable ones, in the order of the gradients.
+    ``variables`` are in the order of the gradients.
     """
     create = getattr(unwrapped(optimizer), "_create_all_weights", None)
     if create:  # TensorFlow Addons

@@ -34,9 +34,7 @@ class WeightAverage(ShadowWeights):
     def update(self, step: tf.Tensor | int = 0) -> None:
         """Updates the average if an update is due; call it in a replica, after a step.
 
-        Args:
-          step: an integer; updates are due at multiples of ``every``. Page 2019 restarts counting
-            at 0 in each epoch.
+        Updates are due at multiples of ``every``. Page 2019 restarts counting at 0 in each epoch.
         """
         if self._every == 1:
             self._follow(self._keep)

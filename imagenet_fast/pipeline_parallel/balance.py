@@ -6,13 +6,13 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.pipeline_parallel.partition import partition_by
+from imagenet_fast.pipeline_parallel.partition import partition_by, parts_of
 from imagenet_fast.pipeline_parallel.profile import estimate, measure
 from imagenet_fast.pipeline_parallel.schedules import Task, tasks
 from imagenet_fast.pipeline_parallel.simulation import (
@@ -116,13 +116,9 @@ def best_balance(
 
 
 class _Stages:
-    """The work and memory of possible stages.
+    """The work and memory of possible stages, from arguments of :func:`best_balance`.
 
-    Args:
-      costs: as of :func:`best_balance`.
-      order: as of ``best_balance``.
-      rematerialize: as of ``best_balance``.
-      slots: as of ``best_balance``.
+    A stage is its index, the index of its first block, and that of the block after its last.
 
     Attributes:
       count: number of stages.
@@ -132,41 +128,33 @@ class _Stages:
     def __init__(
         self, costs: Sequence[BlockCost], order: Sequence[Task], rematerialize: str, slots: float
     ) -> None:
-        self._costs = costs
-        self._order = order
-        self._rematerialize = rematerialize
-        self._slots = slots
+        self._costs, self._order = costs, order
+        self._rematerialize, self._slots = rematerialize, slots
         self._in_memory = micro_batches_in_memory(order, rematerialize)
         self._passes = passes_of_stages(order, rematerialize)
         self.count, self.tasks = len(self._passes), len(order)
         self._cost = functools.cache(self._join)
 
     def work(self, stage: int, first: int, end: int) -> float:
-        """Returns the work of a stage for a batch.
-
-        Args:
-          stage: its index.
-          first: index of its first block.
-          end: index of the block after its last.
-        """
+        """Returns the work of a stage for a batch."""
         forward, backward = self._passes[stage]
         cost = self._cost(first, end)
         return forward * cost.forward + backward * cost.backward
 
     def memory(self, stage: int, first: int, end: int) -> float:
-        """Returns the bytes that a stage needs; see :meth:`work`."""
+        """Returns the bytes that a stage needs."""
         return stage_memory(self._cost(first, end), self._in_memory[stage], self._slots).total
 
     def device_memory(self, balance: Sequence[int], devices: int) -> list[float]:
         """Returns the bytes that each device needs."""
         totals = [0.0] * devices
-        for stage, part in enumerate(_parts(balance)):
+        for stage, part in enumerate(parts_of(balance)):
             totals[stage % devices] += self.memory(stage, *part)
         return totals
 
     def seconds(self, balance: Sequence[int], devices: int) -> float:
         """Returns the time of a batch."""
-        costs = [self._cost(*part) for part in _parts(balance)]
+        costs = [self._cost(*part) for part in parts_of(balance)]
         return simulate(
             self._order,
             [cost.forward for cost in costs],
@@ -178,11 +166,6 @@ class _Stages:
     def _join(self, first: int, end: int) -> BlockCost:
         last = self._costs[end - 1]
         return last if end - first == 1 else self._cost(first, end - 1).followed_by(last)
-
-
-def _parts(balance: Sequence[int]) -> list[tuple[int, int]]:
-    ends = list(itertools.accumulate(balance))
-    return [(end - count, end) for end, count in zip(ends, balance)]
 
 
 def _fastest(
@@ -221,7 +204,10 @@ def _fastest(
         others = (_between(blocks, cuts) for cuts in some)
         best = tuple(starts[0])
         for start in itertools.chain(map(tuple, starts), others):
-            best = min(best, _improved(start, score), key=score)
+            # Moves blocks between neighbouring stages while that lowers the score.
+            while score(moved := min(_moves(start), key=score)) < score(start):
+                start = moved
+            best = min(best, start, key=score)
             if seconds.cache_info().misses * stages.tasks > _MOST_TASKS:
                 break
     if score(best)[0]:
@@ -233,15 +219,6 @@ def _fastest(
             "smaller blocks"
         )
     return list(best)
-
-
-def _improved(
-    balance: tuple[int, ...], score: Callable[[tuple[int, ...]], tuple[float, float]]
-) -> tuple[int, ...]:
-    """Moves blocks between neighbouring stages while that lowers the score."""
-    while score(best := min(_moves(balance), key=score)) < score(balance):
-        balance = best
-    return balance
 
 
 def _between(blocks: int, cuts: Sequence[int]) -> tuple[int, ...]:

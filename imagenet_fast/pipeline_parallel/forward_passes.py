@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -31,17 +31,14 @@ def forward_passes(stages: Sequence[Stage], inputs: Any, count: int) -> Forward:
     A stage works on one micro-batch at a time, and different stages work at the same time. To be
     called in a ``tf.function``, with built blocks.
 
-    Args:
-      stages: of the pipeline.
-      inputs: tensors in any structure, whose first dimension is the batch.
-      count: number of micro-batches of a batch with at least as many examples.
+    ``count`` is the number of micro-batches of a batch with at least as many examples.
     """
     batch = MicroBatches(with_masks(inputs), (), count)
     programs, (specs, _) = [], batch.specs
     for stage in stages:
         with tf.device(stage.device):
-            programs.append(_Program(stage, specs))
-        specs = programs[-1].outputs
+            program, specs = _program(stage, specs)
+        programs.append(program)
     check_outputs(specs)
     last = stages[-1].device
     # A batch whose size is known when the graph runs may have fewer examples.
@@ -84,36 +81,32 @@ def forward_passes(stages: Sequence[Stage], inputs: Any, count: int) -> Forward:
     return Forward(masked(tf.nest.pack_sequence_as(specs, joined)), tf.add_n(penalties))
 
 
-class _Program:
-    """The forward pass of one micro-batch in a stage.
+def _program(
+    stage: Stage, inputs: WithMasks
+) -> tuple[Callable[[WithMasks], tuple[WithMasks, tf.Tensor]], WithMasks]:
+    """Returns the forward pass of one micro-batch in a stage, and the specs of its outputs.
 
-    Args:
-      stage: with built blocks.
-      inputs: specs of a micro-batch's inputs, ``WithMasks``.
-
-    Attributes:
-      outputs: specs of the outputs, ``WithMasks``.
+    The pass is a function from inputs, whose specs are given, to outputs and the penalty, float32.
     """
+    traced: dict[str, Any] = {}
 
-    def __init__(self, stage: Stage, inputs: WithMasks) -> None:
-        traced: dict[str, Any] = {}
+    def forward(*flat: tf.Tensor) -> None:
+        given = tf.nest.pack_sequence_as(inputs, flat)
+        outputs = with_masks(stage(masked(given), training=False))
+        traced.update(fed=list(flat), outputs=outputs, penalty=sum_of(stage.losses))
 
-        def forward(*flat: tf.Tensor) -> None:
-            given = tf.nest.pack_sequence_as(inputs, flat)
-            outputs = with_masks(stage(masked(given), training=False))
-            traced.update(fed=list(flat), outputs=outputs, penalty=sum_of(stage.losses))
+    function = tf.function(forward).get_concrete_function(*tf.nest.flatten(inputs))
+    cut_out = subgraph(
+        function,
+        traced["fed"],
+        [*tf.nest.flatten(traced["outputs"]), traced["penalty"]],
+        effects=function.graph.control_outputs,
+        values=read_variables(function),
+    )
+    specs = tf.nest.map_structure(spec_of, traced["outputs"])
 
-        function = tf.function(forward).get_concrete_function(*tf.nest.flatten(inputs))
-        self.outputs = tf.nest.map_structure(spec_of, traced["outputs"])
-        self._run = subgraph(
-            function,
-            traced["fed"],
-            [*tf.nest.flatten(traced["outputs"]), traced["penalty"]],
-            effects=function.graph.control_outputs,
-            values=read_variables(function),
-        )
+    def run(values: WithMasks) -> tuple[WithMasks, tf.Tensor]:
+        *outputs, penalty = cut_out(*tf.nest.flatten(values))
+        return tf.nest.pack_sequence_as(specs, outputs), penalty
 
-    def __call__(self, inputs: WithMasks) -> tuple[WithMasks, tf.Tensor]:
-        """Returns the outputs and the penalty, float32."""
-        *outputs, penalty = self._run(*tf.nest.flatten(inputs))
-        return tf.nest.pack_sequence_as(self.outputs, outputs), penalty
+    return run, specs

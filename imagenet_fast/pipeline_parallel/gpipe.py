@@ -17,7 +17,7 @@ from imagenet_fast.models.blocks import check_functional, clone
 from imagenet_fast.models.graph import is_functional
 from imagenet_fast.pipeline_parallel.balance import balance_for
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
-from imagenet_fast.pipeline_parallel.losses import CompiledLoss, check_splits
+from imagenet_fast.pipeline_parallel.losses import CompiledLoss, Targets, check_splits
 from imagenet_fast.pipeline_parallel.options import REMATERIALIZE
 from imagenet_fast.pipeline_parallel.partition import bounds
 from imagenet_fast.pipeline_parallel.pipeline import (
@@ -154,7 +154,8 @@ class GPipe(keras.Model):
             given=balance,
         )
         inputs = None
-        if callable(blocks) and not _is_unbuilt_sequential(blocks):
+        is_unbuilt = isinstance(blocks, keras.Sequential) and not is_functional(blocks)
+        if callable(blocks) and not is_unbuilt:
             of_stages = [devices[stage % len(devices)] for stage in range(stages)]
             blocks, balance = _cut_functional(blocks, of_stages, choose)
             inputs = blocks[0].input
@@ -329,7 +330,7 @@ class GPipe(keras.Model):
             if isinstance(batches, Iterator) and not hasattr(batches, "element_spec"):
                 batches = list(batches)  # those of train_on_batch and the like
             first = getattr(batches, "element_spec", None) or batches[0]
-            self.build_on(keras.utils.unpack_x_y_sample_weight(first)[0])
+            self.build_on(_unpacked(first)[0])
             if trains and not self.optimizer.built:
                 self.optimizer.build(self._pipeline.variables)
             return function(batches)
@@ -343,49 +344,39 @@ class GPipe(keras.Model):
 
     def train_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         """Takes one step on a batch, with the loss and the optimizer given to ``compile``."""
-        inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
+        inputs, targets = _unpacked(data)
         examples = tf.shape(tf.nest.flatten(inputs)[0])[0]
         splits = self._pipeline.schedule != "gpipe"
         compiled = self._compiled_loss
+        part = functools.partial(compiled.part, examples=examples)
+        loss = part if splits else compiled.whole
 
-        given = {"labels": labels, "weights": weights}
-        targets = {name: values for name, values in given.items() if values is not None}
-
-        def loss(outputs: Any, targets: Any) -> tf.Tensor:
-            of = (outputs, targets.get("labels"), targets.get("weights"))
-            value = compiled.part(*of, examples) if splits else compiled.whole(*of)
-            return self.optimizer.scale_loss(value)
+        def scaled(outputs: Any, targets: Targets) -> tf.Tensor:
+            return self.optimizer.scale_loss(loss(outputs, targets))
 
         self._check_weights()
         scale = self.optimizer.scale_loss(tf.constant(1.0))
-        step = self._pipeline.compute(inputs, targets, loss, scale)
+        step = self._pipeline.compute(inputs, targets, scaled, scale)
         if compiled.loss is None and not any(stage.losses for stage in self._pipeline.stages):
             raise UserError("there is no loss to train with: give one to compile")
         checks = []
         if splits:
+            of = (step.outputs, targets, examples, self._pipeline.num_micro_batches)
             with tf.device(self._pipeline.stages[-1].device):
-                checks.append(
-                    check_splits(
-                        compiled,
-                        step.outputs,
-                        labels,
-                        weights,
-                        examples,
-                        self._pipeline.num_micro_batches,
-                    )
-                )
+                checks.append(check_splits(compiled, *of))
         with tf.control_dependencies(checks):
             gradients = [None if own is None else tf.identity(own) for own in step.gradients]
         self.optimizer.apply(gradients, self._pipeline.variables)
-        return self._logs(inputs, labels, step.outputs, weights, step.penalty / scale)
+        return self._logs(inputs, targets, step.outputs, step.penalty / scale)
 
     def _logs(
-        self, inputs: Any, labels: Any, outputs: Any, weights: Any, penalty: tf.Tensor
+        self, inputs: Any, targets: Targets, outputs: Any, penalty: tf.Tensor
     ) -> Mapping[str, tf.Tensor]:
         """Adds a batch to the metrics; returns their values."""
-        loss = self._compiled_loss.logged(outputs, labels, weights) + penalty
+        loss = self._compiled_loss.logged(outputs, targets) + penalty
         of_all = next(metric for metric in self.metrics if metric.name == "loss")
         of_all.update_state(loss, sample_weight=tf.shape(tf.nest.flatten(inputs)[0])[0])
+        labels, weights = targets.get("labels"), targets.get("weights")
         return self.compute_metrics(inputs, labels, outputs, weights)
 
     def _check_weights(self) -> None:
@@ -400,14 +391,19 @@ class GPipe(keras.Model):
 
     def test_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         """Evaluates a batch, in micro-batches."""
-        inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
-        outputs, penalty = self._pipeline.predict(inputs)
-        return self._logs(inputs, labels, outputs, weights, penalty)
+        inputs, targets = _unpacked(data)
+        return self._logs(inputs, targets, *self._pipeline.predict(inputs))
 
     def predict_step(self, data: Any) -> Any:
         """Returns the outputs of a batch, computed in micro-batches."""
-        inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        inputs, _ = _unpacked(data)
         return self._pipeline.predict(inputs).outputs
+
+
+def _unpacked(data: Any) -> tuple[Any, Targets]:
+    inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
+    targets = {"labels": labels, "weights": weights}
+    return inputs, {name: values for name, values in targets.items() if values is not None}
 
 
 def default_devices() -> list[str]:
@@ -422,10 +418,6 @@ def _devices(devices: Sequence[str] | None, stages: int | None, schedule: str) -
     if stages is None or schedule == "interleaved_1f1b":
         return default_devices()
     return stage_devices(stages)
-
-
-def _is_unbuilt_sequential(blocks: Any) -> bool:
-    return isinstance(blocks, keras.Sequential) and not is_functional(blocks)
 
 
 def _as_blocks(blocks: Any) -> list[keras.layers.Layer]:

@@ -17,15 +17,16 @@ _HOW = "use schedule='gpipe', which computes the loss of the whole batch at once
 _SPLITS = "this schedule computes the loss of each micro-batch and"
 
 
+# ``labels`` and sample ``weights`` of a batch, as far as it has them.
+Targets = Mapping[str, Any]
+
+
 class CompiledLoss:
     """Keras' loss of a model's outputs.
 
     Args:
-      loss: as ``compile`` takes it; None: the loss is 0.
+      loss: an attribute, as ``compile`` takes it; None: the loss is 0.
       loss_weights: as ``compile`` takes them.
-
-    Attributes:
-      loss: as given.
     """
 
     def __init__(self, loss: Any, loss_weights: Any) -> None:
@@ -39,13 +40,14 @@ class CompiledLoss:
         """The mean loss of each output, if there are several, once there was a batch."""
         return self._model.metrics[1:]  # without that of all
 
-    def logged(self, outputs: Any, labels: Any, weights: Any) -> tf.Tensor:
+    def logged(self, outputs: Any, targets: Targets) -> tf.Tensor:
         """Returns the loss of a batch, a scalar, and adds it to the metrics; 0 without a loss."""
         if self.loss is None:
             return tf.constant(0.0)
+        labels, weights = targets.get("labels"), targets.get("weights")
         return self._model.compute_loss(None, labels, outputs, weights)
 
-    def whole(self, outputs: Any, labels: Any, weights: Any) -> tf.Tensor:
+    def whole(self, outputs: Any, targets: Targets) -> tf.Tensor:
         """Returns the loss of a batch, a scalar; 0 without one.
 
         Raises:
@@ -65,27 +67,21 @@ class CompiledLoss:
                     "reduction='sum', by which a Keras model takes the same steps as by 'none'"
                 )
         with keras.StatelessScope():  # keeps the metrics
-            return self.logged(outputs, labels, weights)
+            return self.logged(outputs, targets)
 
-    def part(self, outputs: Any, labels: Any, weights: Any, examples: Any) -> tf.Tensor:
-        """Returns a micro-batch's part of a batch's loss, a scalar.
-
-        Args:
-          outputs: of the micro-batch.
-          labels: of the micro-batch.
-          weights: of the micro-batch's examples, or None.
-          examples: in the batch.
+    def part(self, outputs: Any, targets: Targets, examples: Any) -> tf.Tensor:
+        """Returns a micro-batch's part of the loss of a batch of ``examples``, a scalar.
 
         Raises:
           UserError: if the loss of a batch is known not to be a sum over micro-batches.
         """
-        loss = self.whole(outputs, labels, weights)
-        if not self._averages(outputs, weights):
+        loss = self.whole(outputs, targets)
+        if not self._averages(outputs, "weights" in targets):
             return loss
         count = tf.shape(tf.nest.flatten(outputs)[0])[0]
         return loss * tf.cast(count / examples, loss.dtype)
 
-    def _averages(self, outputs: Any, weights: Any) -> bool:
+    def _averages(self, outputs: Any, weighted: bool) -> bool:
         """Whether the loss is a mean over the examples; else it is a sum."""
         used = self._with_outputs(outputs)
         # That of functions and names is the mean.
@@ -97,23 +93,17 @@ class CompiledLoss:
                 f"over the batch: give them the same reduction, or {_HOW}"
             )
         for reduction, (loss, output) in zip(reductions, used):
-            ignored = getattr(loss, "ignore_class", None)
-            if reduction != "sum" and ignored is not None:
+            ignored, mean = getattr(loss, "ignore_class", None), ""
+            if ignored is not None:
+                mean = f"over the labels that are not of ignore_class={ignored}, whose number"
+            elif getattr(output, "_keras_mask", None) is not None:
+                mean = "over the unmasked ones of masked outputs, whose number"
+            elif reduction == "mean_with_sample_weight" and weighted:
+                mean = "by sample weights, whose sum"
+            if mean and reduction != "sum":
                 raise UserError(
-                    f"{_SPLITS} cannot train with the loss {loss.name}, a mean over the "
-                    f"labels that are not of ignore_class={ignored}, whose number differs between "
-                    f"micro-batches: {_HOW}"
-                )
-            if reduction != "sum" and getattr(output, "_keras_mask", None) is not None:
-                raise UserError(
-                    f"{_SPLITS} cannot train with the loss {_named(loss)} of masked outputs, a "
-                    "mean over the unmasked ones, whose number differs between micro-batches: "
-                    f"{_HOW}"
-                )
-            if reduction == "mean_with_sample_weight" and weights is not None:
-                raise UserError(
-                    f"{_SPLITS} cannot train with the loss {loss.name}, a mean by sample weights, "
-                    f"whose sum differs between micro-batches: {_HOW}"
+                    f"{_SPLITS} cannot train with the loss {_named(loss)}, a mean {mean} differs "
+                    f"between micro-batches: {_HOW}"
                 )
         return any(means)
 
@@ -128,42 +118,23 @@ class CompiledLoss:
 
 
 def check_splits(
-    compiled: CompiledLoss,
-    outputs: Any,
-    labels: Any,
-    weights: Any,
-    examples: Any,
-    micro_batches: int,
+    compiled: CompiledLoss, outputs: Any, targets: Targets, examples: Any, micro_batches: int
 ) -> tf.Operation:
     """Returns a check that micro-batches' losses have the gradients of the batch's loss.
 
     Those with respect to the outputs, by which all others are computed. Its failure is an
     ``InvalidArgumentError``. NaN passes, for callbacks to find.
 
-    Args:
-      compiled: the loss.
-      outputs: of the whole batch.
-      labels: of the whole batch, or None.
-      weights: of the whole batch, or None.
-      examples: in the batch.
-      micro_batches: their number.
+    All arguments are of the whole batch.
     """
-    targets = {"labels": labels, "weights": weights}
-    given = {name: values for name, values in targets.items() if values is not None}
-    batch = MicroBatches(with_masks(outputs), given, micro_batches)
+    batch = MicroBatches(with_masks(outputs), targets, micro_batches)
     floats = floats_of(outputs)
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(floats)
-        whole = compiled.whole(outputs, labels, weights)
+        whole = compiled.whole(outputs, targets)
         parts = tf.constant(0.0, whole.dtype)
         for number in range(batch.count):
-            own = batch.targets(number)
-            part = compiled.part(
-                masked(batch.inputs(number)),
-                own.get("labels"),
-                own.get("weights"),
-                examples,
-            )
+            part = compiled.part(masked(batch.inputs(number)), batch.targets(number), examples)
             # 0 for a micro-batch that repeats an example.
             parts += part * tf.cast(tf.sign(batch.fraction(number)), part.dtype)
     zero = tf.UnconnectedGradients.ZERO

@@ -94,11 +94,9 @@ class MicroBatches:
         return tf.where(end > begin, rows, tf.zeros_like(rows))
 
     def joined(self, rows: tf.Tensor, count: int | tf.Tensor | None = None) -> tf.Tensor:
-        """Returns the batch from the rows of its micro-batches, without repeated examples.
+        """Returns the batch from an output's rows of micro-batches, without repeated examples.
 
-        Args:
-          rows: of one output.
-          count: number of micro-batches; None: all.
+        ``count`` is the number of micro-batches; None: all.
 
         Raises:
           UserError: if there is not one row for each example. If their number is only known when
@@ -125,11 +123,7 @@ class MicroBatches:
 
 
 def check_batch(kind: str, batch: Any) -> None:
-    """Checks that tensors, or their specs, can be split into micro-batches.
-
-    Args:
-      kind: of tensors, for messages.
-      batch: in any structure.
+    """Checks that tensors of a ``kind``, or their specs, can be split into micro-batches.
 
     Raises:
       UserError: if one is ragged or sparse, has no known rank, or no dimensions.

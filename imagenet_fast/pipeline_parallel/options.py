@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.option import ADDRESSES, ALL_POSITIVE, POSITIVE, OnlyIf, option
-from imagenet_fast.distribute.options import ClusterOptions
+from imagenet_fast.base.option import ADDRESSES, ALL_POSITIVE, POSITIVE, OnlyIf
+from imagenet_fast.distribute.options import ClusterOptions, hardware_option
 from imagenet_fast.pipeline_parallel.schedules import SCHEDULES, canonical_schedule
 
 REMATERIALIZE = ("always", "except_last", "never")
@@ -17,52 +17,42 @@ _PIPELINED = OnlyIf("pipeline_stages")
 class PipelineOptions(ClusterOptions):
     """The stages of a pipeline, their devices, and the order of their passes."""
 
-    pipeline_servers: tuple[str, ...] = option(
+    pipeline_servers: tuple[str, ...] = hardware_option(
         (),
         "host:port of each `imagenet-fast stage-server`, whose devices run the stages that this "
         "process has no device for",
-        group="hardware",
         check=ADDRESSES,
         only_if=_PIPELINED,
-        may_change_on_resume=True,
         in_files_of_runs=False,
     )
-    pipeline_balance: tuple[int, ...] = option(
+    pipeline_balance: tuple[int, ...] = hardware_option(
         (),
         "number of blocks of each stage, as 3,6,7,8; none: stages of about equal work, which "
         "`imagenet-fast plan --pipeline` shows",
-        group="hardware",
         check=ALL_POSITIVE,
         only_if=_PIPELINED,
-        may_change_on_resume=True,
     )
-    pipeline_schedule: str = option(
+    pipeline_schedule: str = hardware_option(
         "gpipe",
         "order of micro-batches in a pipeline; gpipe: all forward passes, then all backward "
         "passes; 1f1b: forward and backward passes in turn, which stores fewer activations; "
         "interleaved_1f1b: likewise, with pipeline_stages_per_device, so that devices wait less",
-        group="hardware",
         choices=SCHEDULES,
         only_if=_PIPELINED,
-        may_change_on_resume=True,
     )
-    pipeline_stages_per_device: int = option(
+    pipeline_stages_per_device: int = hardware_option(
         1,
         "stages on each device, of pipeline_stages in all; of stages on K devices, stage k is on "
         "device k % K; best with a multiple of K as accumulation_steps",
-        group="hardware",
         check=POSITIVE,
         only_if=OnlyIf("pipeline_schedule", ("interleaved_1f1b",)),
-        may_change_on_resume=True,
     )
-    rematerialize: str = option(
+    rematerialize: str = hardware_option(
         "except_last",
         "activations that the backward pass recomputes instead of storing them; always: all but "
         "the inputs of some blocks of the network; except_last: with pipelines, all but those of "
         "the last micro-batch, else none; never: none",
-        group="hardware",
         choices=REMATERIALIZE,
-        may_change_on_resume=True,
     )
 
     def __post_init__(self) -> None:

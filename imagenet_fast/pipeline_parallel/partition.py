@@ -80,8 +80,7 @@ def partition_by(
     )
     if not balance:
         least = _best(memory, stages, blocks)
-        ends = list(itertools.accumulate(least))
-        needed = max(memory(k, end - n, end) for k, (n, end) in enumerate(zip(least, ends)))
+        needed = max(memory(k, *part) for k, part in enumerate(parts_of(least)))
         raise UserError(
             f"the {blocks} blocks do not fit into {stages} stages of {limit / 2**30:.4g} GiB each: "
             f"in each partition, one needs at least {needed / 2**30:.4g} GiB; use more devices, "
@@ -91,13 +90,7 @@ def partition_by(
 
 
 def _best(cost: OfStage, stages: int, blocks: int) -> list[int]:
-    """Returns the partition of :func:`partition_by`; empty if none has finite costs.
-
-    Args:
-      cost: returns the cost of a stage.
-      stages: number of stages.
-      blocks: number of blocks.
-    """
+    """Returns the partition of :func:`partition_by`; empty if none has finite costs."""
     largest, _ = _least(cost, max, stages, blocks)
     if largest == math.inf:
         return []
@@ -119,11 +112,7 @@ def _least(
 ) -> tuple[float, list[int]]:
     """Returns the smallest joint cost of all stages, and its partition.
 
-    Args:
-      cost: as in :func:`_best`.
-      join: returns the joint cost of the stages so far and the next one; monotonic in both.
-      stages: number of stages.
-      blocks: number of blocks.
+    ``join`` returns that of the stages so far and the next one; it is monotonic in both.
     """
     # By the number of blocks in the stages so far: the smallest cost, and the last stage's start.
     best = [0.0, *[math.inf] * blocks]
@@ -149,10 +138,7 @@ def _least(
 def bounds(balance: Sequence[int] | None, blocks: int, stages: int) -> list[tuple[int, int]]:
     """Returns the index of each stage's first block, and that of the block after its last.
 
-    Args:
-      balance: number of blocks of each stage; None: nearly equal numbers.
-      blocks: number of blocks.
-      stages: number of stages.
+    ``balance`` is the number of blocks of each stage; None: nearly equal numbers.
 
     Raises:
       UserError: if the blocks cannot be split like that.
@@ -168,9 +154,18 @@ def bounds(balance: Sequence[int] | None, blocks: int, stages: int) -> list[tupl
         raise UserError(
             f"balance {list(balance)} has {len(balance)} stages, but there are {stages}"
         )
-    check_balance(balance, blocks)
-    ends = list(itertools.accumulate(balance))
-    return [(end - count, end) for end, count in zip(ends, balance)]
+    if any(count < 1 for count in balance):
+        raise UserError(f"balance {list(balance)} leaves a stage without blocks")
+    if sum(balance) != blocks:
+        raise UserError(
+            f"balance {list(balance)} is of {sum(balance)} blocks, but there are {blocks}"
+        )
+    return parts_of(balance)
+
+
+def parts_of(balance: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns :func:`bounds` without checks."""
+    return [(end - n, end) for n, end in zip(balance, itertools.accumulate(balance))]
 
 
 def _are_integers(values: Any) -> bool:
@@ -178,20 +173,6 @@ def _are_integers(values: Any) -> bool:
     return isinstance(values, Iterable) and all(
         isinstance(value, numbers.Integral) and not isinstance(value, bool) for value in values
     )
-
-
-def check_balance(balance: Sequence[int], blocks: int) -> None:
-    """Checks the number of blocks of each stage.
-
-    Raises:
-      UserError: if they do not add up to all blocks, or a stage has none.
-    """
-    if any(count < 1 for count in balance):
-        raise UserError(f"balance {list(balance)} leaves a stage without blocks")
-    if sum(balance) != blocks:
-        raise UserError(
-            f"balance {list(balance)} is of {sum(balance)} blocks, but there are {blocks}"
-        )
 
 
 def check_stages(blocks: int, stages: int) -> None:

@@ -6,6 +6,7 @@ run theirs at the same time, as far as the data allow.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -44,10 +45,11 @@ class Kept(NamedTuple):
     activations: Tensors | None = None
 
 
+@dataclasses.dataclass(eq=False)
 class Passes:
     """The passes of one batch.
 
-    Args:
+    Attributes:
       stages: of the pipeline.
       programs: of each stage.
       devices: number of devices; stage k is on device k % ``devices``.
@@ -57,45 +59,29 @@ class Passes:
       targets: of the whole batch.
       scale: factor of regularization, as of the loss.
       rematerialize: ``always``, ``except_last`` or ``never``.
-
-    Attributes:
-      stages: as given.
-      programs: as given.
-      devices: as given.
-      batch: as given.
       last: index of the last stage.
-      loss: as given.
       outputs: of the whole batch, ``WithMasks``, after ``finish_forward``.
       reached: whether the loss of the whole batch depends on each of the floating-point outputs,
         after ``finish_forward``; empty without such a loss.
       state: of each stage.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        programs: Sequence[Programs],
-        devices: int,
-        batch: MicroBatches,
-        loss: Loss | None,
-        targets: Any,
-        scale: Any,
-        rematerialize: str,
-    ) -> None:
-        self.stages = stages
-        self.programs = programs
-        self.devices = devices
-        self.batch = batch
-        self.last = len(stages) - 1
-        self.loss = loss
+    stages: Sequence[Stage]
+    programs: Sequence[Programs]
+    devices: int
+    batch: MicroBatches
+    loss: Loss | None
+    targets: Any
+    scale: Any
+    rematerialize: str
+
+    def __post_init__(self) -> None:
+        self.last = len(self.stages) - 1
         self.outputs: Any = None
-        self._targets_of_batch = targets
-        self._scale = scale
-        self._rematerialize = rematerialize
         self.reached: list[bool] = []
         self._upstream: Tensors = []
         self.state: list[State] = []
-        for stage, own in zip(stages, programs):
+        for stage, own in zip(self.stages, self.programs):
             with tf.device(stage.device):
                 self.state.append(State(tf.constant(0), own.zeros()))
 
@@ -106,16 +92,10 @@ class Passes:
         """
         count = self.batch.count
         at_once = self.loss is not None and stage == self.last and number == count - 1
-        return at_once or keeps_activations(self._rematerialize, number, count)
+        return at_once or keeps_activations(self.rematerialize, number, count)
 
     def forward(self, place: int, number: Any, inputs: Any, keep: bool) -> tuple[Kept, Any]:
-        """Runs the forward pass of a micro-batch in a stage.
-
-        Args:
-          place: index of the stage.
-          number: index of the micro-batch.
-          inputs: of the stage.
-          keep: whether to store activations.
+        """Runs the forward pass of a micro-batch in the stage at ``place``.
 
         Returns:
           What its backward pass needs; the outputs.
@@ -132,13 +112,10 @@ class Passes:
     def backward(
         self, place: int, number: Any, kept: Kept, upstream: Tensors
     ) -> tuple[Any, Tensors]:
-        """Runs the backward pass of a micro-batch in a stage.
+        """Runs the backward pass of a micro-batch in the stage at ``place``.
 
-        Args:
-          place: index of the stage.
-          number: index of the micro-batch.
-          kept: of its forward pass; or, for a last stage with a loss, its inputs.
-          upstream: the gradients that the next stage returned.
+        ``kept`` is of its forward pass or, for a last stage with a loss, its inputs; ``upstream``
+        are the gradients that the next stage returned.
 
         Returns:
           The outputs, if they were computed here; the gradients of the inputs.
@@ -179,7 +156,7 @@ class Passes:
             floats = floats_of(self.outputs)
             with tf.GradientTape() as tape:
                 tape.watch(floats)
-                loss = self.loss(masked(self.outputs), self._targets_of_batch)
+                loss = self.loss(masked(self.outputs), self.targets)
             variables = tape.watched_variables()
             gradients, direct = tape.gradient(loss, [floats, variables])
             check_loss(
@@ -203,7 +180,7 @@ class Passes:
 
     def _of(self, number: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the index, int32, and the scaled fraction, float32, of a micro-batch."""
-        fraction = self.batch.fraction(number) * self._scale
+        fraction = self.batch.fraction(number) * self.scale
         # Not constants: TensorFlow would specialize the function for each value.
         return (
             tf.raw_ops.PlaceholderWithDefault(input=tf.convert_to_tensor(number), shape=[]),
@@ -226,12 +203,8 @@ class Passes:
 def check_loss(variables: Sequence[tf.Variable], stages: Sequence[Stage]) -> None:
     """Checks that a loss depends on the weights by the outputs only.
 
-    Args:
-      variables: for which the loss has gradients of its own.
-      stages: of the pipeline.
-
     Raises:
-      UserError: if one is trained in a stage.
+      UserError: if a stage trains one of the variables for which it has gradients of its own.
     """
     trained = {own.value.ref(): own.path for stage in stages for own in stage.variables}
     for variable in variables:
@@ -250,12 +223,7 @@ def _after(waits: Tensors, values: Any) -> Any:
 
 
 def unrolled(passes: Passes, schedule: str) -> None:
-    """Runs all passes in any schedule, each as a node of the graph.
-
-    Args:
-      passes: collects the results.
-      schedule: of :func:`~imagenet_fast.pipeline_parallel.schedules.tasks`.
-    """
+    """Runs all passes in any schedule, each as a node of the graph; ``passes`` has the results."""
     count, last = passes.batch.count, passes.last
     kept: dict[tuple[int, int], Kept] = {}
     # By micro-batch: outputs of the stage before, gradients from the stage after.
@@ -287,11 +255,8 @@ def looped(passes: Passes, keep: bool) -> None:
     """Runs all passes in two ``tf.while_loop``s, one forward and one backward, as ``gpipe``.
 
     The graph does not grow with the micro-batches. Unless the activations of all micro-batches are
-    stored, the last one passes outside the loops, so that its activations can be stored.
-
-    Args:
-      passes: collects the results; with a loss of the whole batch.
-      keep: whether to store the activations of all micro-batches.
+    stored (``keep``), the last one passes outside the loops, so that its activations can be stored.
+    ``passes``, with a loss of the whole batch, has the results.
     """
     count = passes.batch.count if keep else passes.batch.count - 1
     loops = _Loops(passes, count, keep)

@@ -26,6 +26,7 @@ from imagenet_fast.pipeline_parallel.passes import Passes, check_loss, looped, u
 from imagenet_fast.pipeline_parallel.placement import full_device_name
 from imagenet_fast.pipeline_parallel.programs import Loss, Programs, spec_of
 from imagenet_fast.pipeline_parallel.schedules import canonical_schedule
+from imagenet_fast.pipeline_parallel.simulation import keeps_activations
 from imagenet_fast.pipeline_parallel.stage import Stage, masked, with_masks
 from imagenet_fast.pipeline_parallel.statistics import commit
 
@@ -56,8 +57,10 @@ class Pipeline:
 
     It is no Keras layer: a model has to own the blocks.
 
+    Arguments that are not here are those of
+    :class:`~imagenet_fast.pipeline_parallel.gpipe.GPipe`.
+
     Args:
-      blocks: as of :class:`~imagenet_fast.pipeline_parallel.gpipe.GPipe`.
       devices: names of the devices, in order; stage k is on device k % len(devices).
       num_stages: number of stages; None: one for each device.
       balance: number of blocks of each stage; None: that of ``choose_balance`` or, without one,
@@ -65,18 +68,9 @@ class Pipeline:
       choose_balance: returns the number of blocks of each stage, or None, for the specs of a
         batch's inputs. Called when these are known; if there is only one balance, or ``balance`` is
         given, only for the errors that it raises. None: there is no such function.
-      num_micro_batches: number of micro-batches of a batch.
-      rematerialize: as of ``GPipe``.
-      schedule: as of ``GPipe``.
-      unroll: as of ``GPipe``.
 
     Attributes:
-      devices: as given.
       stages: in order; empty until the balance is known.
-      num_micro_batches: as given.
-      rematerialize: as given.
-      schedule: as given.
-      unroll: as given.
       input_specs: ``tf.TensorSpec`` of the inputs of the first call, for any batch size; None:
         there was none.
 
@@ -169,10 +163,7 @@ class Pipeline:
     def predict(self, inputs: Any) -> Forward:
         """Computes a batch's outputs outside of training, in micro-batches as in training.
 
-        To be called in a ``tf.function``, with built blocks.
-
-        Args:
-          inputs: tensors in any structure, whose first dimension is the batch, of any size.
+        To be called in a ``tf.function``, with built blocks and a batch of any size.
         """
         self.cut_for(inputs)
         return forward_passes(self.stages, inputs, self.num_micro_batches)
@@ -243,8 +234,7 @@ class Pipeline:
 
         To be called again after layers have made further ones, as some do when they are built.
 
-        Args:
-          again: whether also those that do already, whose states may be on other devices.
+        With ``again``, also those that do already, whose states may be on other devices.
         """
         with tf.init_scope():
             for stage in self.stages:
@@ -279,9 +269,7 @@ class Pipeline:
         """Returns the functions of all stages."""
         made: list[Programs] = []
         inputs, targets = batch.specs
-        stored = self.rematerialize == "never" or (
-            self.rematerialize == "except_last" and batch.count == 1
-        )
+        stored = keeps_activations(self.rematerialize, 0, batch.count)
         for place, stage in enumerate(self.stages):
             own_loss = loss if place == len(self.stages) - 1 else None
             own_targets = () if own_loss is None else targets
@@ -363,7 +351,7 @@ def positive(name: str, number: Any) -> int:
     """Returns the value of an argument that must be a positive integer.
 
     Raises:
-      UserError: if it is not a positive integer.
+      UserError: if it is not.
     """
     try:
         count = operator.index(number)

@@ -49,12 +49,7 @@ def available_devices(servers: Sequence[str] = (), *, on_cpus: bool = False) -> 
 
 
 def stage_devices(count: int, servers: Sequence[str] = (), *, on_cpus: bool = False) -> list[str]:
-    """Returns the first devices of :func:`available_devices`.
-
-    Args:
-      count: number of devices.
-      servers: as of ``available_devices``.
-      on_cpus: as of ``available_devices``.
+    """Returns the first ``count`` devices of :func:`available_devices`.
 
     Raises:
       UserError: if a server cannot be reached, or there are fewer devices.

@@ -70,13 +70,9 @@ class Totals(NamedTuple):
 
 
 class _Program(NamedTuple):
-    """A function to be cut out of the stage's graph.
+    """A function to be cut out of the stage's graph: arguments of :func:`subgraph`.
 
-    Attributes:
-      feeds: its arguments.
-      fetches: its results, in groups.
-      terms: tensors that it adds to totals.
-      effects: operations that it runs for their side effects.
+    Its results, ``fetches``, are in groups.
     """
 
     feeds: Tensors
@@ -252,10 +248,8 @@ class Programs:
         # The loss and the penalty of this stage come after the outputs.
         seeds = [*reached, *([True] if self._has_loss else []), True]
         depends = [any(seeds[place] for place in sources) for sources in self._traced.sources]
-        count = len(gradients)
-        return [gradient if used else None for gradient, used in zip(gradients, depends)], depends[
-            count:
-        ]
+        used = [gradient if own else None for gradient, own in zip(gradients, depends)]
+        return used, depends[len(gradients) :]
 
     def _run(
         self, name: str, fed: Tensors, totals: Sequence[tf.Tensor]
@@ -293,8 +287,6 @@ class _Traced(NamedTuple):
         loss, if there is one, then of the penalty; none without a gradient.
       activations: tensors of the forward pass that the backward pass needs.
       operations: name and type of each operation by its name, with those in functions it calls.
-      variables_read: as of ``Programs``.
-      variables_in_loss: as of ``Programs``.
       forward_effects: operations of the forward pass with side effects, such as a check or a print.
       backward_effects: those of the backward pass.
     """

@@ -36,13 +36,7 @@ _FORMER_NAMES = {"unrolled": "gpipe", "while": "gpipe"}
 
 
 class Task(NamedTuple):
-    """One pass of one micro-batch through one stage.
-
-    Attributes:
-      stage: index of the stage.
-      micro_batch: index of the micro-batch.
-      backward: whether it is the backward pass.
-    """
+    """One pass of a micro-batch through a stage, both by index, forward or backward."""
 
     stage: int
     micro_batch: int
@@ -52,9 +46,7 @@ class Task(NamedTuple):
 def canonical_schedule(name: str, option: str = "schedule") -> str:
     """Returns the schedule's name, with a notice if ``name`` is a former one.
 
-    Args:
-      name: of a schedule.
-      option: the option that has this value, for the message.
+    ``option`` is the one that has this value, for the message.
 
     Raises:
       UserError: if there is no such schedule.
@@ -82,7 +74,8 @@ def tasks(schedule: str, stages: int, micro_batches: int, devices: int | None = 
         ``interleaved_1f1b``; None: one for each stage.
     """
     if schedule == "gpipe":
-        return _gpipe(stages, micro_batches)
+        forward = [Task(k, m, False) for m in range(micro_batches) for k in range(stages)]
+        return [*forward, *(Task(k, m, True) for k, m, _ in reversed(forward))]
     if schedule == "1f1b":
         return _one_forward_one_backward(stages, micro_batches)
     return _interleaved(stages, micro_batches, devices or stages)
@@ -95,11 +88,6 @@ def dependencies(task: Task, stages: int) -> list[Task]:
         return [Task(stage - 1, number, False)] if stage else []
     after = [Task(stage + 1, number, True)] if stage < stages - 1 else []
     return [Task(stage, number, False), *after]
-
-
-def _gpipe(stages: int, micro_batches: int) -> list[Task]:
-    forward = [Task(k, m, False) for m in range(micro_batches) for k in range(stages)]
-    return [*forward, *(Task(k, m, True) for k, m, _ in reversed(forward))]
 
 
 def _one_forward_one_backward(stages: int, micro_batches: int) -> list[Task]:

@@ -1,7 +1,9 @@
 """The time and memory that a pipeline's stages need for a batch, from the cost of its blocks.
 
-A schedule is a list of tasks in which each task follows those that it depends on, as
-:func:`~imagenet_fast.pipeline_parallel.schedules.tasks` returns it.
+The ``order`` of a schedule is a list of tasks in which each task follows those that it depends on,
+as :func:`~imagenet_fast.pipeline_parallel.schedules.tasks` returns it. ``rematerialize`` says of
+which micro-batches activations are recomputed: ``always`` all, ``except_last`` all but the last,
+``never`` none.
 """
 
 from __future__ import annotations
@@ -136,9 +138,8 @@ def simulate(
 ) -> Simulation:
     """Simulates when each stage works on each micro-batch.
 
-    Each device runs its tasks in order, as soon as it is free and the task's inputs have arrived.
-
-    A backward task recomputes activations when its gradient has arrived.
+    Each device runs its tasks in order, as soon as it is free and the task's inputs have arrived. A
+    backward task recomputes activations when its gradient has arrived.
 
     Args:
       order: the schedule.
@@ -146,8 +147,7 @@ def simulate(
       backward: seconds of each stage for a micro-batch, from kept activations.
       transfer: seconds to send outputs from each stage but the last to the next, or gradients back;
         devices do not wait meanwhile. None: no time.
-      rematerialize: the micro-batches whose activations are recomputed: ``always`` all,
-        ``except_last`` all but the last, ``never`` none.
+      rematerialize: see this module.
       devices: their number; stage k is on device k % ``devices``. None: one for each stage.
     """
     last = len(forward) - 1
@@ -178,10 +178,6 @@ def passes(order: Order, rematerialize: str) -> list[tuple[str, ...]]:
     If activations are not stored, a backward task recomputes them first. In the last stage, a
     forward pass that the backward pass follows at once is a part of the backward task, and nothing
     is recomputed.
-
-    Args:
-      order: the schedule.
-      rematerialize: as of :func:`simulate`.
     """
     last = max(stage for stage, _, _ in order)
     count = _micro_batches(order)
@@ -205,12 +201,7 @@ def passes(order: Order, rematerialize: str) -> list[tuple[str, ...]]:
 
 
 def passes_of_stages(order: Order, rematerialize: str) -> list[tuple[int, int]]:
-    """Returns the forward passes, with recomputed ones, and the backward passes of each stage.
-
-    Args:
-      order: the schedule.
-      rematerialize: as of :func:`simulate`.
-    """
+    """Returns the forward passes, with recomputed ones, and the backward passes of each stage."""
     counts = [[0, 0] for _ in range(1 + max(stage for stage, _, _ in order))]
     for (stage, _, _), kinds in zip(order, passes(order, rematerialize)):
         for kind in kinds:
@@ -235,10 +226,6 @@ def micro_batches_in_memory(order: Order, rematerialize: str) -> list[MicroBatch
 
     A stage keeps the inputs of micro-batches that it has begun, and of those that the stage before
     has already sent.
-
-    Args:
-      order: the schedule.
-      rematerialize: see :func:`simulate`.
     """
     count = _micro_batches(order)
     inputs: list[int] = []
@@ -288,12 +275,9 @@ class StageMemory(NamedTuple):
 
 
 def stage_memory(cost: BlockCost, micro_batches: MicroBatchesInMemory, slots: float) -> StageMemory:
-    """Returns the memory of a stage.
+    """Returns the memory of a stage whose blocks together have a cost.
 
-    Args:
-      cost: of its blocks together.
-      micro_batches: that it keeps in memory.
-      slots: optimizer slots per trainable value, in the same dtype.
+    There are ``slots`` optimizer slots per trainable value, in the same dtype.
     """
     return StageMemory(
         weights=cost.parameter_bytes + cost.other_bytes,
@@ -305,13 +289,7 @@ def stage_memory(cost: BlockCost, micro_batches: MicroBatchesInMemory, slots: fl
 
 
 def keeps_activations(rematerialize: str, number: int, count: int) -> bool:
-    """Whether the activations of a micro-batch are kept for its backward pass.
-
-    Args:
-      rematerialize: see :func:`simulate`.
-      number: of the micro-batch.
-      count: of micro-batches.
-    """
+    """Whether the activations of micro-batch ``number`` of ``count`` are kept."""
     return rematerialize == "never" or (rematerialize == "except_last" and number == count - 1)
 
 

@@ -27,13 +27,9 @@ class WithMasks(NamedTuple):
 class Stage:
     """Consecutive blocks on one device.
 
-    Args:
+    Attributes:
       blocks: Keras layers.
       device: that computes them.
-
-    Attributes:
-      blocks: as given.
-      device: as given.
     """
 
     def __init__(self, blocks: Sequence[keras.layers.Layer], device: str) -> None:

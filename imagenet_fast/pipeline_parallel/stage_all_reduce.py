@@ -50,10 +50,7 @@ class StageAllReduce:
     ) -> Tensors:
         """Returns the sums of ``gradients``, then those of ``exact``, in their order.
 
-        Args:
-          gradients: of the same shapes in all workers.
-          exact: further tensors, summed in their own dtype.
-          variables: of the gradients.
+        ``exact`` are further tensors, summed in their own dtype.
         """
         stages = [self._devices.index(own.device) for own in tensorflow_variables(variables)]
         sums: dict[int, tf.Tensor] = {}

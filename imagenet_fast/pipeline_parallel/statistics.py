@@ -47,8 +47,7 @@ def batch_norms(layers: Sequence[keras.layers.Layer]) -> list[keras.layers.Batch
 def observed(norms: Sequence[keras.layers.BatchNormalization]) -> Iterator[dict[int, Moments]]:
     """Collects the statistics of batch norms, without updating their moving averages.
 
-    Args:
-      norms: layers, each called once in training in this context.
+    Each of these layers is called once in training in this context.
 
     Yields:
       The moments of each layer's inputs, by its index in ``norms``.

@@ -73,11 +73,9 @@ def subgraph(
 def operations_behind(
     tensors: Iterable[tf.Tensor], known: Iterable[tf.Operation] = ()
 ) -> list[tf.Operation]:
-    """Returns the operations that tensors depend on, each once.
+    """Returns the operations that tensors of a graph depend on, each once.
 
-    Args:
-      tensors: of a graph.
-      known: operations to leave out, together with those that only they depend on.
+    Without ``known`` ones, and those that only they depend on.
     """
     seen = set(known)
     needed: list[tf.Operation] = []

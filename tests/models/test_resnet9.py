@@ -26,7 +26,8 @@ from numpy_network import (
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.keras_2 import name_of
-from imagenet_fast.models.resnet9 import CELU, POOL_ORDERS, resnet9
+from imagenet_fast.models.options import CHOICES
+from imagenet_fast.models.resnet9 import CELU, resnet9
 from imagenet_fast.training.build.fine_tune import freeze
 
 # Page's network after all of the tricks that change it.
@@ -140,7 +141,7 @@ def reference(variables, *, order="conv_bn_relu_pool", activation=relu, ghost=No
 @pytest.mark.parametrize(
     "order",
     # The third is that of the network with all tricks.
-    [*POOL_ORDERS[:2], pytest.param(POOL_ORDERS[2], marks=pytest.mark.long)],
+    [*CHOICES["pool_order"][:2], pytest.param(CHOICES["pool_order"][2], marks=pytest.mark.long)],
 )
 def test_baseline_equals_numpy(order):
     model = resnet9(width=4, pool_order=order)
@@ -174,7 +175,7 @@ def test_pool_after_relu_or_before_it_is_the_same_function():
     images = np.random.default_rng(0).normal(size=(8, 32, 32, 3)).astype("float32")
     labels = np.arange(8)
     steps = []
-    for order in POOL_ORDERS:
+    for order in CHOICES["pool_order"]:
         model = resnet9(width=4, pool_order=order)
         randomise(model)
         steps.append(step(model, images, labels))

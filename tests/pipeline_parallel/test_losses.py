@@ -232,7 +232,7 @@ NO_SUM = (
 )
 REFUSALS = {
     "U-Net, ignore_class": (UserError, "not of ignore_class=2, whose number differs.*'gpipe'"),
-    "masked tagger": (UserError, "of masked outputs, a mean over the unmasked ones.*'gpipe'"),
+    "masked tagger": (UserError, "a mean over the unmasked ones of masked outputs.*'gpipe'"),
     "a mean and a sum": (UserError, "some are means and others sums.*'gpipe'"),
     "contrastive": NO_SUM,
     "above average": NO_SUM,

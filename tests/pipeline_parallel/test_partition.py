@@ -10,7 +10,6 @@ import pytest
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.pipeline_parallel.partition import (
     bounds,
-    check_balance,
     partition,
     partition_by,
 )
@@ -116,16 +115,6 @@ def test_hundreds_of_blocks():
 def test_a_block_for_each_stage(blocks, stages):
     with pytest.raises(UserError, match=f"{blocks} blocks cannot be split into {stages} stages"):
         partition([1.0] * blocks, stages)
-
-
-@pytest.mark.parametrize(
-    ("balance", "told"),
-    [([2, 2], "is of 4 blocks, but there are 5"), ([5, 0], "leaves a stage without blocks")],
-)
-def test_balances_that_are_none(balance, told):
-    with pytest.raises(UserError, match=told):
-        check_balance(balance, 5)
-    check_balance([2, 3], 5)
 
 
 @pytest.mark.parametrize(

@@ -69,11 +69,7 @@ def compare_crop_areas(
     Crops have their image's aspect ratio. Everything runs on one core. Whole images are decoded and
     resized by TensorFlow's ops.
 
-    Args:
-      options: names the data; gives the image size and the interpolation.
-      images: the number of JPEGs, the first ones of the training shards that can have an index.
-      warmup: untimed repeats at the start.
-      repeats: timed repeats.
+    The JPEGs are the first ``images`` of the training shards that can have an index.
 
     Raises:
       UserError: if there is no data, or fewer such JPEGs in it, or no compiler for the ops.

@@ -37,11 +37,7 @@ def compare_decoding(options: DataOptions, images: int, *, warmup: int, repeats:
 
     Everything runs on one core, so that the work per image is compared.
 
-    Args:
-      options: names the data; gives the image size, the crops and the interpolation.
-      images: the number of JPEGs, the first ones of the training shards.
-      warmup: untimed repeats at the start.
-      repeats: timed repeats.
+    The JPEGs are the first ``images`` of the training shards.
 
     Raises:
       UserError: if there is no data, or fewer JPEGs in it.

@@ -37,11 +37,7 @@ class Report:
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def json(self, options: Mapping[str, Any]) -> str:
-        """Returns the measurements with the options and the environment that produced them.
-
-        Args:
-          options: the benchmark's flags and their values.
-        """
+        """Returns the measurements with the options and the environment that produced them."""
         provenance = environment.provenance()
         provenance["versions"] = {**provenance["versions"], **self.versions}
         values = {**self.values, "options": options, **provenance}
@@ -53,12 +49,7 @@ class Report:
             return svg(self.draw())
 
     def write(self, options: Mapping[str, Any], directory: str, name: str) -> list[str]:
-        """Writes ``NAME.txt``, ``NAME.json`` and ``NAME.svg``; returns their paths.
-
-        Args:
-          options: the benchmark's flags and their values.
-          directory: where to write; created if it does not exist.
-          name: of the files, without suffix.
+        """Writes ``NAME.txt``, ``NAME.json`` and ``NAME.svg`` there; returns their paths.
 
         Raises:
           UserError: if they cannot be written.

@@ -103,10 +103,6 @@ def keras_model(config: Config, labels: Sequence[str]) -> keras.Model:
     """Returns the recipe's network, from uint8 pixels to logits, compiled in Keras' usual way.
 
     The learning rate is Keras' default, which does not affect the time.
-
-    Args:
-      config: of the recipe.
-      labels: the name of each class.
     """
     classifier = build_classifier(config, labels)
     with precision_policy(config.precision):
@@ -184,13 +180,7 @@ def network_gradients(
 def write_random_images(
     directory: str | os.PathLike[str], count: int, options: DataOptions
 ) -> None:
-    """Prepares a data set of random images, the same ones each time.
-
-    Args:
-      directory: where to write.
-      count: training images; there are 4 validation images.
-      options: gives the image size.
-    """
+    """Prepares a data set of random images, the same ones each time, 4 of them for validation."""
     random = np.random.default_rng(0)
     arrays = {}
     for split, images in (("train", count), ("validation", 4)):

@@ -28,10 +28,7 @@ def read_compiled_memory(
 ) -> CompiledMemory:
     """Reads the memory of a step that was compiled for a replica of the same run.
 
-    Args:
-      path: ``compile.json`` or its directory.
-      config: options of the planned run.
-      hardware: on which it runs.
+    ``path`` is ``compile.json`` or its directory.
 
     Raises:
       UserError: if there is no such file, or it is for another step or another kind of chip.

@@ -21,11 +21,7 @@ def gantt(simulation: Simulation, title: str, unit: str, scale: float = 1.0) -> 
 
     Of several stages on a device, later ones are paler.
 
-    Args:
-      simulation: of a batch.
-      title: of the chart.
-      unit: of the time axis.
-      scale: factor from the simulation's unit of time to this one.
+    ``scale`` is the factor from the simulation's unit of time to the time axis' ``unit``.
     """
     with matplotlib.style.context(FILE_STYLE):
         figure = Figure(figsize=(9.0, 1.3 + 0.3 * simulation.devices), layout="constrained")

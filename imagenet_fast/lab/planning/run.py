@@ -345,7 +345,7 @@ class RunPlan:
 
     @property
     def _exchange(self) -> bool:
-        """Whether training uses the all-reduce of ``distribute/half_precision.py``."""
+        """Whether training uses the all-reduce of ``distribute/collectives.py``."""
         return self.config.all_reduce_dtype != "float32"
 
     def _time(
@@ -522,10 +522,8 @@ _BOUNDS = {
 def plan_run(config: Config, hardware: Hardware, compiled: CompiledMemory | None = None) -> RunPlan:
     """Estimates a run.
 
-    Args:
-      config: options of the run; its cluster options are ignored.
-      hardware: on which it runs.
-      compiled: memory of the compiled step, if there is one.
+    Its cluster options are ignored. ``compiled`` is the memory of the compiled step, if there is
+    one.
 
     Raises:
       UserError: if the data, the hardware or the model's options cannot be used, or the batch
@@ -588,12 +586,7 @@ def _accumulated(config: Config, devices: int) -> Config:
 
 
 def comparison(plans: Sequence[RunPlan], labels: Sequence[str]) -> str:
-    """Returns a table of plans, one in each row.
-
-    Args:
-      plans: to compare.
-      labels: of the rows.
-    """
+    """Returns a table of plans, one in each row."""
     width = max(map(len, labels))
     lines = [
         f"{'':{width}}  images each      step  after backward  bound by        images/s  scaling"

@@ -98,12 +98,7 @@ class _Selection(NamedTuple):
 
 
 def _selection(config: Config, images: int) -> _Selection:
-    """Counts the forward pass that selects images, and the proxy's backward pass if there is one.
-
-    Args:
-      config: options of the run.
-      images: from which it selects.
-    """
+    """Counts the forward pass that selects images, and the backward pass of a proxy."""
     if config.select_by_loss == 1:
         return _Selection()
     if not config.proxy_model:
@@ -170,11 +165,7 @@ class Block(NamedTuple):
 
 
 def count_blocks(config: Config, images: int) -> list[Block]:
-    """Counts the work of a network's blocks in a pipeline.
-
-    Args:
-      config: options of the network.
-      images: in a micro-batch.
+    """Counts the work of a network's blocks in a pipeline, for micro-batches of ``images``.
 
     Raises:
       UserError: if the model's options cannot be used, or it cannot be split into blocks.
@@ -196,13 +187,7 @@ def count_blocks(config: Config, images: int) -> list[Block]:
 def block_seconds(
     blocks: Iterable[Block], precision: str, accelerator: Accelerator, efficiency: Efficiency
 ) -> list[BlockCost]:
-    """Returns the costs of blocks, in seconds of an accelerator's core.
-
-    Args:
-      blocks: for a micro-batch.
-      precision: the precision policy.
-      accelerator: of each stage.
-      efficiency: of the software.
+    """Returns the costs of blocks, in seconds of an accelerator's core, by precision policy.
 
     Raises:
       UserError: if the accelerator does not support this precision.
@@ -279,10 +264,8 @@ def _counted(
 ) -> tuple[Operation, ...]:
     """Counts operations that have a cost.
 
-    Args:
-      operations: of a graph.
-      forward: those of the forward pass; None: all.
-      layers: names of the layers to which they may belong, by scope; None: to none.
+    ``forward`` are those of the forward pass; None: all. ``layers`` are names of layers to which
+    they may belong, by scope.
     """
     return tuple(
         _operation(operation, forward is not None and operation not in forward, layers or {})

@@ -39,12 +39,8 @@ def check_types(
 ) -> list[Check]:
     """Checks the shapes and types of a step.
 
-    Args:
-      step: the lowered training step.
-      options: of the model.
-      images: of a replica in a step.
-      classes: of the network.
-      custom: whether it is the user's own network, whose layers may compute in any precision.
+    A replica has ``images`` in a step. Layers of a ``custom`` network, the user's own, may compute
+    in any precision.
     """
     module, compute = step.module, COMPUTE[options.precision]
     # Muon always multiplies matrices in bfloat16.

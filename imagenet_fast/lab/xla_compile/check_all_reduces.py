@@ -37,11 +37,6 @@ def check_all_reduces(module: Module, config: Config, model: Classifier) -> list
 
     The expected ones are derived here from the options and the network, independently of the code
     that all-reduces.
-
-    Args:
-      module: of the training step.
-      config: options of the run.
-      model: that trains.
     """
     everyone = tuple(range(model.distribute_strategy.num_replicas_in_sync))
     found = [

@@ -22,72 +22,37 @@ _RECOMPUTED = ".remat"
 def check_compiled(
     optimized: Module, lowered: Module, options: SharedOptions, gpu: Gpu, replicas: int
 ) -> list[Check]:
-    """Checks the arithmetic and the all-reduces of the compiled step.
-
-    Args:
-      optimized: the compiled step.
-      lowered: the step before compilation.
-      options: with the precision.
-      gpu: that it is compiled for.
-      replicas: their number.
-    """
-    return [
-        _convolutions(optimized, options.precision, gpu),
-        _products(optimized, lowered, options.precision, gpu),
-        _all_reduces(optimized, lowered, replicas),
-    ]
-
-
-def _convolutions(module: Module, precision: str, gpu: Gpu) -> Check:
-    found = [
-        *module.of("convolution"),
-        *(
-            instruction
-            for instruction in module.instructions
-            if instruction.target.startswith(_CONVOLUTION)
-        ),
-    ]
-    wrong = [
-        instruction for instruction in found if _is_float32(instruction) and precision != "float32"
-    ]
-    return Check(
-        "convolutions", _operand_types(found), _in_float32(wrong, "convolutions", precision, gpu)
-    )
-
-
-def _products(optimized: Module, lowered: Module, precision: str, gpu: Gpu) -> Check:
-    found = _all_products(optimized)
+    """Checks the arithmetic and the all-reduces of the compiled step, ``optimized``."""
+    convolutions = _instructions(optimized, "convolution", _CONVOLUTION)
     # The last layer's products: XLA may split and pad them, so only their source identifies them.
-    intended = {
-        instruction.source for instruction in _all_products(lowered) if _is_float32(instruction)
-    }
-    wrong = [
-        instruction
-        for instruction in found
-        if _is_float32(instruction)
-        and precision != "float32"
-        and instruction.source not in intended
+    products = _instructions(lowered, "dot", _PRODUCT)
+    intended = {instruction.source for instruction in products if _is_float32(instruction)}
+    products = _instructions(optimized, "dot", _PRODUCT)
+    others = [instruction for instruction in products if instruction.source not in intended]
+    checks = [
+        Check(
+            name,
+            type_counts(instruction.operands[0].dtype for instruction in found),
+            _in_float32(checked, name, options.precision, gpu),
+        )
+        for name, found, checked in (
+            ("convolutions", convolutions, convolutions),
+            ("matrix products", products, others),
+        )
     ]
-    return Check(
-        "matrix products",
-        _operand_types(found),
-        _in_float32(wrong, "matrix products", precision, gpu),
-    )
+    return [*checks, _all_reduces(optimized, lowered, replicas)]
 
 
-def _all_products(module: Module) -> list[Instruction]:
-    return [
-        *module.of("dot"),
-        *(
-            instruction
-            for instruction in module.instructions
-            if instruction.target.startswith(_PRODUCT)
-        ),
-    ]
+def _instructions(module: Module, opcode: str, target: str) -> list[Instruction]:
+    """Returns the instructions with an opcode, and the libraries' calls in place of some."""
+    calls = [each for each in module.instructions if each.target.startswith(target)]
+    return [*module.of(opcode), *calls]
 
 
-def _in_float32(wrong: list[Instruction], name: str, precision: str, gpu: Gpu) -> str:
-    if not wrong:
+def _in_float32(checked: list[Instruction], name: str, precision: str, gpu: Gpu) -> str:
+    """Returns what is wrong if instructions compute in float32 that should not."""
+    wrong = [instruction for instruction in checked if _is_float32(instruction)]
+    if not wrong or precision == "float32":
         return ""
     message = f"XLA computes {len(wrong)} of the {name} in float32 under {precision}"
     if COMPUTE[precision] == "bf16" and not has_tensor_cores("bfloat16", gpu.capability):
@@ -145,7 +110,3 @@ def computed_twice(optimized: Module) -> int:
 
 def _is_float32(instruction: Instruction) -> bool:
     return instruction.operands[0].dtype == "f32"
-
-
-def _operand_types(instructions: list[Instruction]) -> str:
-    return type_counts(instruction.operands[0].dtype for instruction in instructions)

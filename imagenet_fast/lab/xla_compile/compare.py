@@ -157,10 +157,7 @@ def write_inputs(
 def take_reference_steps(config: Config, model: Classifier, batches: Batches) -> Reference:
     """Runs the steps on one device, with TensorFlow's operations.
 
-    Args:
-      config: options of the replicas' run.
-      model: of the replicas; gives the initial weights.
-      batches: of the steps.
+    The replicas' model gives the initial weights.
     """
     steps, replicas, images = batches.labels.shape
     micro = images // config.accumulation_steps

@@ -29,7 +29,6 @@ _ACCELERATORS = {
     "TPU v5": "tpu-v5p",
     "TPU v6 lite": "tpu-v6e",
 }
-_EXAMPLES = "v2:2x2, v3:4x4, v4:2x2x1, v5e:4x4, v5p:2x2x1 or v6e:4x4"
 # libtpu's messages for a program that is too large, after and before compilation.
 _NEEDS = (
     re.compile(r"Used ([\d.]+[KMGT]?) of ([\d.]+[KMGT]?) hbm"),
@@ -118,11 +117,8 @@ class Program:
 class RefusedError(Exception):
     """The compiler rejected a program; the text is its reason, in one line.
 
-    Args:
-      message: the compiler's whole message.
-
     Attributes:
-      message: the same.
+      message: the compiler's whole message.
     """
 
     def __init__(self, message: str) -> None:
@@ -153,7 +149,7 @@ class Compiler:
             return gpus
         found = self._ask("topology", name=name)
         if "error" in found:
-            raise no_topology(name, _line(found["error"]), _EXAMPLES)
+            raise no_topology(name, _line(found["error"]))
         return TpuTopology(name, found["kind"], tuple(map(tuple, found["coordinates"])))
 
     def compile(self, topology: Topology, module: bytes) -> Program:
@@ -162,27 +158,24 @@ class Compiler:
         Raises:
           RefusedError: if it needs too much memory, or something that the devices do not support.
         """
+        optimized = None
         if isinstance(topology, GpuTopology):
-            return self._compile_for_gpus(topology, module)
-        found = self._ask("compile_for_tpu", name=topology.name, module=self._file(module))
+            optimized = self._folder / "optimized.hlo"
+            found = self._ask(
+                "compile_for_gpus",
+                target=topology.gpu.target,
+                hosts=topology.hosts,
+                gpus=topology.gpus,
+                cuda=str(find_cuda()),
+                module=self._file(module),
+                optimized=str(optimized),
+            )
+        else:
+            found = self._ask("compile_for_tpu", name=topology.name, module=self._file(module))
         if "error" in found:
             raise RefusedError(found["error"])
-        return Program(**found)
-
-    def _compile_for_gpus(self, topology: GpuTopology, module: bytes) -> Program:
-        optimized = self._folder / "optimized.hlo"
-        found = self._ask(
-            "compile_for_gpus",
-            target=topology.gpu.target,
-            hosts=topology.hosts,
-            gpus=topology.gpus,
-            cuda=str(find_cuda()),
-            module=self._file(module),
-            optimized=str(optimized),
-        )
-        if "error" in found:
-            raise RefusedError(found["error"])
-        return Program(**found, optimized=read_module(optimized.read_bytes()))
+        compiled = read_module(optimized.read_bytes()) if optimized else None
+        return Program(**found, optimized=compiled)
 
     def run(
         self, module: bytes, inputs: pathlib.Path, updates: Mapping[int, int], steps: int
@@ -223,24 +216,21 @@ def platform_of(topology: str) -> str:
         return "GPU"
     kind, _, size = topology.partition(":")
     if not re.match(r"v\d", kind):
-        raise no_topology(topology, f"no kind {kind!r}", _EXAMPLES)
+        raise no_topology(topology, f"no kind {kind!r}")
     chip = ACCELERATORS.get(f"tpu-{kind}")
     chips = math.prod(map(int, re.findall(r"\d+", size)))
     if not chips:  # would crash libtpu
-        raise no_topology(topology, "an axis has 0 chips", _EXAMPLES)
+        raise no_topology(topology, "an axis has 0 chips")
     if chip is not None and chips > chip.most_chips:
-        reason = f"a {chip.title} has at most {chip.most_chips:,} chips"
-        raise no_topology(topology, reason, _EXAMPLES)
+        raise no_topology(topology, f"a {chip.title} has at most {chip.most_chips:,} chips")
     return "TPU"
 
 
 @contextlib.contextmanager
 def start_compiler(platform: str, virtual_cpus: int = 1) -> Iterator[Compiler]:
-    """Runs the compiler process while the context is open.
+    """Runs the compiler of a platform, ``TPU`` or ``GPU``, while the context is open.
 
-    Args:
-      platform: ``TPU`` or ``GPU``.
-      virtual_cpus: the number of devices that its CPU provides.
+    Its CPU provides ``virtual_cpus`` devices.
 
     Raises:
       UserError: if it is not installed or cannot be started; in the context, if it fails.

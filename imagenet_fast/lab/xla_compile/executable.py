@@ -20,12 +20,9 @@ _WITHOUT_GPU = {"xla_gpu_autotune_level": "0"}
 
 
 def compile_module(module: bytes, devices: Sequence[Any], cuda: str = "") -> Any:
-    """Compiles a module for one replica on each device.
+    """Compiles a serialized HLO module for one replica on each device of a topology.
 
-    Args:
-      module: serialized HLO module.
-      devices: of one topology.
-      cuda: folder with CUDA's tools, for GPUs that do not exist here.
+    ``cuda`` is the folder with CUDA's tools, for GPUs that do not exist here.
     """
     client, replicas = devices[0].client, len(devices)
     numbers = np.array([[device.id] for device in devices])
@@ -61,9 +58,7 @@ def memory(program: Any) -> dict[str, int]:
 def execute(program: Any, arguments: Sequence[jax.Array]) -> list[list[jax.Array]]:
     """Starts a program.
 
-    Args:
-      program: of :func:`compile_module`.
-      arguments: each an array of :func:`joined`. The program may overwrite them.
+    Its arguments are arrays of :func:`joined`, which it may overwrite.
 
     Returns:
       For each result the array of each device.

@@ -13,6 +13,7 @@ from imagenet_fast.base.errors import UserError
 # A GpuTargetConfigProto as text for each kind.
 _TARGETS = pathlib.Path(__file__).parent / "gpu_targets"
 _MAX_PER_HOST = 8
+_TPUS = "v2:2x2, v3:4x4, v4:2x2x1, v5e:4x4, v5p:2x2x1 or v6e:4x4"
 _MIB = 2**20
 # Bytes that TensorFlow leaves free for CUDA and cuDNN, by the major compute capability
 # (MinSystemMemory of tensorflow/core/common_runtime/gpu/gpu_device.cc).
@@ -58,13 +59,7 @@ def gpus() -> Mapping[str, Gpu]:
 
 @dataclasses.dataclass(frozen=True)
 class GpuTopology:
-    """Hosts with GPUs.
-
-    Attributes:
-      gpu: the kind.
-      hosts: their number.
-      gpus: in each host.
-    """
+    """Hosts with ``gpus`` GPUs of one kind each."""
 
     gpu: Gpu
     hosts: int
@@ -126,17 +121,11 @@ def gpu_topology(name: str) -> GpuTopology | None:
     return GpuTopology(gpus()[kind], hosts, each)
 
 
-def no_topology(name: str, reason: str, tpus: str) -> UserError:
-    """Returns the error for a topology that is neither a GPU's nor a TPU's.
-
-    Args:
-      name: of the topology.
-      reason: the TPU compiler's message.
-      tpus: examples of TPU topologies.
-    """
+def no_topology(name: str, reason: str) -> UserError:
+    """Returns the error for a topology that is neither a GPU's nor, by its compiler, a TPU's."""
     return UserError(
         f"there is no topology {name!r} ({reason}); choose hosts and GPUs per host, as in h100:1x8 "
-        f"or h100:4x8, of {', '.join(gpus())}, or a TPU's, like {tpus}"
+        f"or h100:4x8, of {', '.join(gpus())}, or a TPU's, like {_TPUS}"
     )
 
 

@@ -34,12 +34,9 @@ class LoweredStep(NamedTuple):
 
 
 def lower_step(model: Classifier, batch: int, image_size: int) -> LoweredStep:
-    """Lowers ``model.train_step`` for one replica.
+    """Lowers ``model.train_step`` for one replica with a batch of ``batch`` images.
 
-    Args:
-      model: compiled, in the scope of a ``VirtualTPUStrategy``.
-      batch: images of a replica.
-      image_size: their height and width.
+    The model must be compiled, in the scope of a ``VirtualTPUStrategy``.
 
     Raises:
       UserError: if XLA has no kernel for an operation, or cannot lower the step.

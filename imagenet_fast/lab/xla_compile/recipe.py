@@ -16,11 +16,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.distribute.batch_norm_groups import images_together
 from imagenet_fast.distribute.groups import consecutive
 from imagenet_fast.distribute.strategy import per_replica_batch_size
-from imagenet_fast.distribute.virtual import (
-    VirtualGPUStrategy,
-    VirtualStrategy,
-    VirtualTPUStrategy,
-)
+from imagenet_fast.distribute.virtual import VirtualGPUStrategy, VirtualStrategy, VirtualTPUStrategy
 from imagenet_fast.lab.xla_compile.check import Check, check_types
 from imagenet_fast.lab.xla_compile.check_all_reduces import check_all_reduces
 from imagenet_fast.lab.xla_compile.check_compiled import check_compiled, computed_twice
@@ -68,6 +64,10 @@ class Trial(NamedTuple):
     peak: int | None
     computed_twice: int
     refusal: str = ""
+
+    def fits(self, usable: int) -> bool:
+        """Whether it is valid, and needs at most so many bytes."""
+        return self.peak is not None and self.peak <= usable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,11 +138,8 @@ class Compilation:
             f"GiB, and a step can have {self.topology.usable / _GIB:.2f} GiB of the "
             f"{self.topology.memory / _GIB:.2f} of {self.topology.kind}"
         )
-        fitting = [
-            trial.size
-            for trial in self.accumulations
-            if trial.peak is not None and trial.peak <= self.topology.usable
-        ]
+        usable = self.topology.usable
+        fitting = [trial.size for trial in self.accumulations if trial.fits(usable)]
         if fitting:
             return f"{message}; the smallest --accumulation_steps that fits is {min(fitting)}"
         if self.accumulations:
@@ -288,11 +285,7 @@ class _Recipe:
         return True
 
     def accumulations(self, found: Compilation) -> tuple[Trial, ...]:
-        """Returns the trials of a search for the fewest accumulation steps that fit.
-
-        Args:
-          found: the unchanged recipe, which does not fit.
-        """
+        """Returns the trials of a search for the fewest accumulation steps that fit."""
         images, present = found.batch, found.config.accumulation_steps
         tried = {present: _trial(present, found)}
 

@@ -94,10 +94,6 @@ def as_json(found: Compilation) -> str:
 def write(found: Compilation, directory: str) -> list[str]:
     """Writes ``compile.json`` and ``compile.txt``, and returns their paths.
 
-    Args:
-      found: the result.
-      directory: where to write; created if it does not exist.
-
     Raises:
       UserError: if they cannot be written.
     """
@@ -199,7 +195,7 @@ def _tried_lines(found: Compilation) -> list[str]:
         if tried:
             lines += ["", f"{head:{_NAME_WIDTH}}memory     operations computed twice"]
         lines += [_line(f"{trial.size:,}", _tried(trial, found.topology.usable)) for trial in tried]
-    if found.batches and _fits(found.batches[-1], found.topology.usable):
+    if found.batches and found.batches[-1].fits(found.topology.usable):
         lines.append("Larger ones may fit, too: the search ends here.")
     return lines
 
@@ -208,11 +204,7 @@ def _tried(trial: Trial, usable: int) -> str:
     if trial.peak is None:
         return f"invalid: {trial.refusal}"
     text = f"{_size(trial.peak):11}{trial.computed_twice:<5}"
-    return (text if _fits(trial, usable) else f"{text}does not fit").rstrip()
-
-
-def _fits(trial: Trial, usable: int) -> bool:
-    return trial.peak is not None and trial.peak <= usable
+    return (text if trial.fits(usable) else f"{text}does not fit").rstrip()
 
 
 def _size(number: float) -> str:

@@ -66,12 +66,7 @@ def topology(name: str) -> dict[str, Any]:
 
 
 def compile_for_tpu(name: str, module: str) -> dict[str, Any]:
-    """Compiles a module for all cores of a TPU.
-
-    Args:
-      name: of the topology.
-      module: file of a serialized HLO module.
-    """
+    """Compiles a file of a serialized HLO module for all cores of a TPU."""
     devices = _tpu_devices(name)
     start = time.perf_counter()
     try:
@@ -93,13 +88,9 @@ def compile_for_gpus(
 ) -> dict[str, Any]:
     """Compiles a module for all GPUs of some hosts.
 
-    Args:
-      target: the kind of GPU, as text of a ``GpuTargetConfigProto``.
-      hosts: their number.
-      gpus: in each host.
-      cuda: folder with ``bin/ptxas`` and ``nvvm/libdevice``.
-      module: file of a serialized HLO module.
-      optimized: file for the optimized module.
+    ``target`` is the kind of GPU, as text of a ``GpuTargetConfigProto``, ``cuda`` the folder with
+    ``bin/ptxas`` and ``nvvm/libdevice``. The module is read from a file, and the optimized one
+    written.
     """
     devices = topologies.get_topology_desc(
         platform="cuda", topology_name="", topology=f"{hosts}x{gpus}x1", target_config=target

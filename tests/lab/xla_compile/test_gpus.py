@@ -73,8 +73,8 @@ def test_names_of_no_gpu(name):
 
 
 def test_topology_that_does_not_exist():
-    assert str(no_topology("h1000:1x8", "Invalid name", "v3:2x2")) == (
+    assert str(no_topology("h1000:1x8", "Invalid name")) == (
         "there is no topology 'h1000:1x8' (Invalid name); choose hosts and GPUs per host, as in "
         "h100:1x8 or h100:4x8, of p100, p40, v100, a100, a100-80gb, l4, h100, b200, or a TPU's, "
-        "like v3:2x2"
+        "like v2:2x2, v3:4x4, v4:2x2x1, v5e:4x4, v5p:2x2x1 or v6e:4x4"
     )

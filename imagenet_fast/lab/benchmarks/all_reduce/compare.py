@@ -29,12 +29,7 @@ _COUNTERS = pathlib.Path("/sys/class/net")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Float32 tensors to all-reduce.
-
-    Attributes:
-      name: for tables.
-      shapes: of the tensors.
-    """
+    """Float32 tensors to all-reduce, and their name in tables."""
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
@@ -118,15 +113,9 @@ def compare_all_reduce(
 ) -> list[Result]:
     """Times interleaved all-reduces of each case by all methods.
 
-    Args:
-      strategy: of several workers.
-      cases: the tensors.
-      methods: the algorithms and their options.
-      group_size: replicas in a group of the algorithms that have groups; 0: the default.
-      network: for the cost model; None: predict nothing.
-      warmup: untimed rounds at the start.
-      repeats: timed all-reduces by each method.
-      timeout_seconds: after which an all-reduce fails; 0: never.
+    Algorithms that have groups have groups of ``group_size``; 0: the default. The cost model
+    predicts times in a ``network``; None: it predicts nothing. An all-reduce fails after
+    ``timeout_seconds``; 0: never.
 
     Raises:
       UserError: if there are no workers, or a method does not fit their number.

@@ -17,11 +17,6 @@ def make_report(results: Sequence[Result], replicas: int, group: int) -> Report:
     """Returns the report of one run of the benchmark.
 
     The table compares each method's time with that of the fastest builtin one.
-
-    Args:
-      results: of all tensors and methods.
-      replicas: in the all-reduce.
-      group: replicas in a group of the algorithms that have groups.
     """
     lines = [f"{replicas} replicas; groups of {group}; n = {len(results[0].times.seconds)}"]
     for case in dict.fromkeys(result.case for result in results):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 
 import tensorflow as tf
@@ -16,7 +15,7 @@ from imagenet_fast.lab.benchmarks.input.peers import PEERS, start_peers
 from imagenet_fast.lab.benchmarks.input.source import require_indexes
 from imagenet_fast.lab.benchmarks.input.stages import make_bounds, make_stages
 from imagenet_fast.lab.benchmarks.input.variants import VARIANTS, make_variant
-from imagenet_fast.lab.benchmarks.timing import Comparison, TimedCall, time_interleaved
+from imagenet_fast.lab.benchmarks.timing import Comparison, TimedCall, time_interleaved, timed
 
 _THIS = PEERS["own"]
 # A shuffle buffer that holds all of a small data set would read all of it before timing starts.
@@ -150,7 +149,7 @@ class InputBenchmark:
         for name, options in self._with_and_without_index("validation"):
             dataset = distributed_dataset(options, "validation")
             images = (dataset.evaluation_steps - 1) * options.batch_size
-            calls[name] = _a_pass(dataset)
+            calls[name] = _reader(dataset, 1, dataset.evaluation_steps - 1)
         if not images:
             raise UserError(
                 "to time evaluation, the validation data must have at least two batches: give a "
@@ -179,42 +178,29 @@ class InputBenchmark:
         return Comparison(title, tuple(notes), tuple(calls), times, self._images)
 
     def _in_worker(self, worker: Worker) -> TimedCall:
-        def sample() -> tuple[float, float]:
-            seconds, cpu_seconds = worker.ask(str(self._batches))
-            return seconds, cpu_seconds
-
-        return sample
+        return lambda: tuple(worker.ask(str(self._batches)))
 
     def _from_iterator(self, dataset: Iterable) -> TimedCall:
-        """Returns a timed call that reads batches from a new iterator, which it then drops."""
         # Until prefetched batches are used up, and the threads are no longer in step.
         untimed = 2 * thread_count(self._config) + 4
-
-        def sample() -> tuple[float, float]:
-            batches = iter(dataset)
-            for _ in range(untimed):
-                next(batches)
-            tf.test.experimental.sync_devices()
-            start, cpu_start = time.perf_counter(), time.process_time()
-            for _ in range(self._batches):
-                next(batches)
-            tf.test.experimental.sync_devices()
-            return time.perf_counter() - start, time.process_time() - cpu_start
-
-        return sample
+        return _reader(dataset, untimed, self._batches)
 
 
-def _a_pass(dataset: Iterable) -> TimedCall:
-    """Returns a timed call that reads all batches but the first."""
+def _reader(dataset: Iterable, untimed: int, count: int) -> TimedCall:
+    """Returns a timed call that reads batches from a new iterator, which it then drops.
+
+    The first ``untimed`` ones are read before.
+    """
 
     def sample() -> tuple[float, float]:
         batches = iter(dataset)
-        next(batches)
-        tf.test.experimental.sync_devices()
-        start, cpu_start = time.perf_counter(), time.process_time()
-        for _ in batches:
-            pass
-        tf.test.experimental.sync_devices()
-        return time.perf_counter() - start, time.process_time() - cpu_start
+
+        def read(number: int) -> None:
+            for _ in range(number):
+                next(batches)
+            tf.test.experimental.sync_devices()
+
+        read(untimed)
+        return timed(lambda: read(count))()
 
     return sample

@@ -26,10 +26,8 @@ def training_records(
 ) -> tf.data.Dataset:
     """Returns batches of records and identities as training reads them, but from few shards.
 
-    Args:
-      info: of the data.
-      options: its ``cache`` must not be ``decoded``.
-      refer: whether records may be references, as those of ``shards.read_shard``.
+    Their ``cache`` must not be ``decoded``. With ``refer``, records may be references, as those of
+    ``shards.read_shard``.
     """
     threads = thread_count(options)
     part = _few_shards(info.splits["train"], options)
@@ -59,10 +57,7 @@ def _few_shards(split: SplitInfo, options: InputOptions) -> SplitPart:
 def require_indexes(options: InputOptions, split: str, images: int) -> None:
     """Checks that JPEG indexes are used, and that some images of a split have one.
 
-    Args:
-      options: of the data and the input pipeline.
-      split: to be compared.
-      images: the number of images to look at, the first ones of the split.
+    It looks at the first ``images`` of the split.
 
     Raises:
       UserError: if an option turns indexes off, or none of these images has one.

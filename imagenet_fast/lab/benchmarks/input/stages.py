@@ -66,9 +66,7 @@ def make_stages(options: InputOptions) -> dict[str, Iterable]:
 def make_bounds(options: InputOptions, count: int) -> dict[str, tf.data.Dataset]:
     """Returns datasets, by name, that make or decode images in memory, and return a part of them.
 
-    Args:
-      options: of the data and of the decoder.
-      count: batches to keep in memory, the first ones of training.
+    ``count`` batches are in memory, the first ones of training.
 
     Raises:
       UserError: if there is no C++ compiler.

@@ -42,9 +42,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 def make_variant(options: InputOptions, enabled: Collection[str]) -> tf.data.Dataset:
     """Returns training batches, made with the enabled optimizations.
 
-    Args:
-      options: of the data; ``data_threads`` applies if ``threads`` is enabled.
-      enabled: some of :data:`OPTIMIZATIONS`.
+    ``data_threads`` applies if ``threads`` is enabled.
 
     Returns:
       As ``batches.training_batches``.

@@ -5,6 +5,11 @@ needs this package. It answers each line of its input with a line of JSON. The f
 job, a JSON object: ``pipeline`` names one of :data:`PIPELINES`, the rest are its arguments; the
 answer has the packages' versions. Each further line is a number of batches to read; the answer is
 ``[seconds, CPU seconds]``.
+
+The arguments of pipelines are ``paths`` of TFRecord shards with the fields of the ImageNet
+converters, or a ``directory`` with a folder of JPEGs for each class; the height and width of
+images, images in a batch, the number of threads or worker processes, and the records among which
+the next one is drawn (``shuffle_buffer``).
 """
 
 from __future__ import annotations
@@ -56,11 +61,7 @@ def _end_with_parent() -> None:
 
 
 def own(config: str) -> Iterator[Any]:
-    """Returns this package's training batches.
-
-    Args:
-      config: a ``Config`` as JSON.
-    """
+    """Returns this package's training batches for a ``Config`` as JSON."""
     from imagenet_fast.config import Config
     from imagenet_fast.data.dataset import distributed_dataset
 
@@ -71,12 +72,6 @@ def plain(
     paths: list[str], image_size: int, batch_size: int, shuffle_buffer: int
 ) -> Iterator[tuple[Any, Any]]:
     """Returns batches of a pipeline as in TensorFlow's and Keras' guides.
-
-    Args:
-      paths: of TFRecord shards with the fields of the ImageNet converters.
-      image_size: height and width of the images.
-      batch_size: images in a batch.
-      shuffle_buffer: records among which the next one is drawn.
 
     Returns:
       Infinite batches of float32 [batch, image_size, image_size, 3] in 0..255, and int64 [batch].
@@ -118,13 +113,6 @@ def model_garden(
 
     The reader, decoder and parser are combined as in the task's ``build_inputs``, with the default
     configuration.
-
-    Args:
-      paths: of TFRecord shards with the fields of the ImageNet converters.
-      image_size: height and width of the images.
-      batch_size: images in a batch.
-      shuffle_buffer: records among which the next one is drawn.
-      classes: their number.
 
     Returns:
       Infinite batches of normalized float32 [batch, image_size, image_size, 3], and int32 [batch].
@@ -169,12 +157,6 @@ def pytorch(
 ) -> Iterator[tuple[Any, Any]]:
     """Returns batches of PyTorch's DataLoader, set up as in its ImageNet example.
 
-    Args:
-      directory: with a folder of JPEGs for each class.
-      image_size: height and width of the images.
-      batch_size: images in a batch.
-      threads: worker processes.
-
     Returns:
       Infinite batches of normalized float32 [batch, 3, image_size, image_size], and int64 [batch].
     """
@@ -203,12 +185,6 @@ def pytorch(
 def dali(directory: str, image_size: int, batch_size: int, threads: int) -> Iterator[Any]:
     """Returns batches of NVIDIA DALI on the CPU.
 
-    Args:
-      directory: with a folder of JPEGs for each class.
-      image_size: height and width of the images.
-      batch_size: images in a batch.
-      threads: their number.
-
     Returns:
       Infinite batches: lists of uint8 [batch, image_size, image_size, 3] and int32 [batch, 1].
     """
@@ -235,12 +211,7 @@ def ffcv(
 ) -> Iterator[tuple[Any, Any]]:
     """Returns batches of FFCV, from a file that it writes first.
 
-    Args:
-      directory: with a folder of JPEGs for each class.
-      image_size: height and width of the images.
-      batch_size: images in a batch.
-      threads: their number.
-      write_mode: ``jpg``, JPEGs that FFCV encodes, of quality 90; ``raw``, pixels.
+    ``write_mode`` is ``jpg``, JPEGs that FFCV encodes, of quality 90, or ``raw``, pixels.
 
     Returns:
       Infinite batches of uint8 [batch, image_size, image_size, 3], and int64 [batch, 1].
@@ -286,10 +257,7 @@ def ffcv(
 def simplejpeg(directory: str, batch_size: int, threads: int) -> Iterator[int]:
     """Decodes whole images with libjpeg-turbo through PyPI's ``simplejpeg``.
 
-    Args:
-      directory: with a folder of JPEGs for each class; all are read into memory first.
-      batch_size: images that a thread decodes in a row.
-      threads: their number.
+    All files are read into memory first; a thread decodes ``batch_size`` images in a row.
 
     Returns:
       The number of pixels in each batch, endlessly.

@@ -45,10 +45,7 @@ def make_update(
 ) -> Callable[[], None]:
     """Returns a function that updates variables of these shapes and waits until that is done.
 
-    Args:
-      shapes: of the variables.
-      weights: whether each variable has weight decay and a trust ratio.
-      options: other arguments of Model Garden's LARS.
+    ``weights`` are whether each has weight decay and a trust ratio.
     """
     import tensorflow as tf  # here: a missing package is reported before this takes seconds
 

@@ -7,7 +7,6 @@ of this machine, each used by one process.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import json
@@ -56,8 +55,7 @@ _DEEP_BATCH = 128
 _SMALL = Network("convolutions", blocks=8, channels=4, image_size=8)
 
 
-@dataclasses.dataclass(frozen=True)
-class StepTimes:
+class StepTimes(NamedTuple):
     """The duration of training steps.
 
     Attributes:
@@ -172,18 +170,12 @@ def emulated(repeats: int) -> list[StepTimes]:
     Raises:
       UserError: if devices cannot be emulated.
     """
-    check_emulation()
     batch = 2 * max(MICRO_BATCHES)
     cases = [Case(batch, k, m) for k in STAGES for m in MICRO_BATCHES]
     cases += [Case(batch, 8, 32, "never"), *(Case(batch, 8, 32, schedule=s) for s in _OTHERS)]
     # The batch and the number of micro-batches grow with the devices.
     cases += [Case(_EXAMPLES * k, k, 4 * k) for k in STAGES[1:]]
-    with _trainer(_EMULATED, devices=max(STAGES)) as worker:
-        seconds = _time_steps(worker, cases, repeats)
-    return [
-        StepTimes(case, times, simulated(case, _EMULATED.seconds * case.batch))
-        for case, times in zip(cases, seconds)
-    ]
+    return _on_emulated_devices(cases, repeats)
 
 
 def simulated(case: Case, forward: float = 1.0) -> Simulation:
@@ -215,13 +207,13 @@ def schedules(repeats: int) -> list[StepTimes]:
     Raises:
       UserError: if devices cannot be emulated.
     """
+    return _on_emulated_devices(SCHEDULE_CASES, repeats)
+
+
+def _on_emulated_devices(cases: Sequence[Case], repeats: int) -> list[StepTimes]:
     check_emulation()
     with _trainer(_EMULATED, devices=max(STAGES)) as worker:
-        seconds = _time_steps(worker, SCHEDULE_CASES, repeats)
-    return [
-        StepTimes(case, times, simulated(case, _EMULATED.seconds * case.batch))
-        for case, times in zip(SCHEDULE_CASES, seconds)
-    ]
+        return _time_steps(worker, cases, repeats, _EMULATED.seconds)
 
 
 def estimates() -> list[ScheduleEstimate]:
@@ -287,16 +279,14 @@ def overlap(repeats: int) -> list[StepTimes]:
         _servers(cores=[cores[1:2]]) as (_, addresses),
         _trainer(_STEP, servers=addresses, cores=cores[:1]) as worker,
     ):
-        seconds = _time_steps(worker, cases, repeats)
-    return [StepTimes(case, times, simulated(case)) for case, times in zip(cases, seconds)]
+        return _time_steps(worker, cases, repeats)
 
 
 def recomputation(repeats: int) -> list[StepTimes]:
     """Times four stages on one core, where the time is proportional to the work."""
     cases = [Case(_STEP_BATCH, 4, 8, kept) for kept in ("always", "except_last", "never")]
     with _trainer(_STEP, devices=4, cores=sorted(os.sched_getaffinity(0))[:1]) as worker:
-        seconds = _time_steps(worker, cases, repeats)
-    return [StepTimes(case, times, simulated(case)) for case, times in zip(cases, seconds)]
+        return _time_steps(worker, cases, repeats)
 
 
 def activation_memory() -> list[MemoryUse]:
@@ -320,8 +310,7 @@ def activation_memory() -> list[MemoryUse]:
 def memory_limit(limit: int) -> list[LimitedRun]:
     """Trains a network with limited memory: in one process, then in a pipeline of four.
 
-    Args:
-      limit: bytes that each process may allocate after its start.
+    Each process may allocate ``limit`` bytes after its start.
     """
     return [_limited(_DEEP, case, limit) for case in (Case(_DEEP_BATCH), Case(_DEEP_BATCH, 4, 8))]
 
@@ -371,16 +360,23 @@ PARTS: dict[str, Callable[..., list[Any]]] = {
 }
 
 
-def _time_steps(worker: Worker, cases: Sequence[Case], repeats: int) -> list[tuple[float, ...]]:
-    """Returns the seconds of each case's interleaved steps, without the first of each."""
+def _time_steps(
+    worker: Worker, cases: Sequence[Case], repeats: int, forward: float | None = None
+) -> list[StepTimes]:
+    """Times the interleaved steps of each case, without the first of each.
+
+    ``forward`` is the seconds of one example's forward pass; None: unknown.
+    """
 
     def step(case: Case) -> float:
         (seconds,) = _ask(worker, case, steps=1)["seconds"]
         return seconds
 
     steps = [functools.partial(step, case) for case in cases]
+    measured = interleave(steps, warmup=1, repeats=repeats, unit=" steps")
     return [
-        tuple(seconds) for seconds in interleave(steps, warmup=1, repeats=repeats, unit=" steps")
+        StepTimes(case, tuple(seconds), simulated(case, forward * case.batch if forward else 1.0))
+        for case, seconds in zip(cases, measured)
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,11 +37,7 @@ _MIB = 2**20
 
 
 def make_report(parts: Mapping[str, Sequence[Any]]) -> Report:
-    """Returns the report of some parts.
-
-    Args:
-      parts: the results of functions in ``compare.PARTS``, by their names.
-    """
+    """Returns the report of results of functions in ``compare.PARTS``, by their names."""
     lines = []
     for name, results in parts.items():
         title, table = _TABLES[name]
@@ -230,14 +225,9 @@ def _find(results: Sequence[StepTimes], stages: int, micro_batches: int) -> Step
 
 def _values(result: Any) -> dict[str, Any]:
     """Returns a result as JSON values, with the case's fields among its own."""
-    fields = (
-        {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-        if dataclasses.is_dataclass(result)
-        else result._asdict()
-    )
-    if "case" in fields:
-        fields = {**fields.pop("case")._asdict(), **fields}
-    values = fields
+    values = result._asdict()
+    if "case" in values:
+        values = {**values.pop("case")._asdict(), **values}
     if isinstance(result, StepTimes):
         simulated = values.pop("simulated")
         values["seconds"] = values_of(result.seconds)

@@ -71,10 +71,7 @@ class Accelerator:
         return self.bandwidth / self.replicas
 
     def core_flops(self, precision: str) -> float:
-        """Returns a replica's peak FLOP/s in matrix operations.
-
-        Args:
-          precision: a precision policy.
+        """Returns a replica's peak FLOP/s in matrix operations under a precision policy.
 
         Raises:
           UserError: if the chip does not support it.

@@ -6,7 +6,7 @@ processors work while data is on the wire.
 
 Steps and bytes are those of ``distribute/all_reduce.py``; the algorithms of Goyal et al. 2017 and
 Jia et al. 2018 are included for comparison. Numbers that are sent in 16 bits but summed in 32, as
-by ``distribute/half_precision.py``, use an exchange and an all-gather in place of a ring; the
+by ``distribute/collectives.py``, use an exchange and an all-gather in place of a ring; the
 published systems that summed in 16 bits used rings for these, too.
 """
 
@@ -103,7 +103,7 @@ def stages(
       replicas: their number.
       group: replicas in a group.
       exchange: replaces each ring: the members exchange their parts, each sums its own part, and
-        they gather the sums, as in ``distribute/half_precision.py``.
+        they gather the sums, as in ``distribute/collectives.py``.
 
     Raises:
       UserError: if there is no such algorithm, or the groups do not divide the replicas.
@@ -201,15 +201,6 @@ def seconds(
     *,
     exchange: bool = False,
 ) -> float:
-    """Returns the duration of one all-reduce.
-
-    Args:
-      algorithm: see :func:`stages`.
-      replicas: their number.
-      size: of the tensor, in bytes.
-      network: between the replicas.
-      group: replicas in a group.
-      exchange: see :func:`stages`.
-    """
+    """Returns the duration of one all-reduce of ``size`` bytes; otherwise see :func:`stages`."""
     all_stages = stages(algorithm, replicas, group, exchange=exchange)
     return sum(stage.seconds(size, network) for stage in all_stages)

@@ -36,12 +36,7 @@ class Operation(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """The gradient of a trainable variable.
-
-    Attributes:
-      layer: of the variable.
-      elements: their number.
-    """
+    """The gradient of a trainable variable of a layer, and its number of elements."""
 
     layer: str
     elements: int
@@ -112,8 +107,7 @@ class StepWork:
 
         The operations' workspace and what selects images are not included.
 
-        Args:
-          fuses: whether the compiler fuses element-wise operations with matrix operations.
+        A compiler that ``fuses`` joins element-wise operations with matrix operations.
         """
         kept = self.fused_kept_bytes if fuses else self.kept_bytes
         return 4 * self.parameters * (2 + self.slots) + kept
@@ -165,15 +159,10 @@ class ComputeTime:
 
 
 def compute_time(step: StepWork, accelerator: Accelerator, efficiency: Efficiency) -> ComputeTime:
-    """Returns the compute time of a replica's step.
+    """Returns the compute time of a replica's step on one of an accelerator's cores.
 
     Operations run one after the other. Each takes the longer of its arithmetic and its memory
     traffic (Williams et al. 2009, "Roofline").
-
-    Args:
-      step: the work.
-      accelerator: the replica uses one of its cores.
-      efficiency: of the software.
 
     Raises:
       UserError: if the accelerator does not support the step's precision.
@@ -219,13 +208,7 @@ def compute_time(step: StepWork, accelerator: Accelerator, efficiency: Efficienc
 def operation_seconds(
     operation: Operation, precision: str, accelerator: Accelerator, efficiency: Efficiency
 ) -> float:
-    """Returns the duration of an operation on a core.
-
-    Args:
-      operation: the work.
-      precision: the precision policy.
-      accelerator: the kind of chip.
-      efficiency: of the software.
+    """Returns the duration of an operation on a core, under a precision policy.
 
     Raises:
       UserError: if the accelerator does not support this precision.

@@ -78,11 +78,8 @@ def best_segments(
     Exact, by dynamic programming: all-reducing the later layers sooner never delays the earlier
     ones, so an optimal solution contains optimal solutions for the later layers.
 
-    Args:
-      ready: as in :func:`transfers`.
-      sizes: as there.
-      cost: as there.
-      count: number of segments; None: the fewest with the earliest end.
+    Of ``count`` segments; None: of the fewest with the earliest end. Other arguments are those of
+    :func:`transfers`.
 
     Returns:
       The numbers of tensors after which a new segment begins, as ``--fusion_segments`` takes them.
@@ -106,11 +103,7 @@ def few_segments(
 ) -> tuple[int, ...]:
     """Returns the fewest segments that end at most ``waste`` seconds after the best ones.
 
-    Args:
-      ready: as in :func:`transfers`.
-      sizes: as there.
-      cost: as there.
-      waste: seconds.
+    Other arguments are those of :func:`transfers`.
     """
     latest, costs = _latest(ready), _costs(sizes, cost)
     deadline = _earliest_end(latest, costs) + waste

@@ -18,30 +18,19 @@ def ideal_bubble(devices: int, micro_batches: int, stages_per_device: int = 1) -
 
 
 def simulate_zero_bubble(
-    devices: int,
-    micro_batches: int,
-    forward: float = 1.0,
-    input_gradients: float = 1.0,
-    weight_gradients: float = 1.0,
+    devices: int, micro_batches: int, weight_gradients: float = 1.0
 ) -> Simulation:
     """Simulates ZB-H1 (Qi et al. 2023) with equal stages, one on each device.
 
     The gradients of weights, which no other stage waits for, fill what would be idle time. Forward
     and backward passes alternate as in 1F1B; after each backward pass, device k computes weight
     gradients only if more than k micro-batches wait for theirs. So each device stores at most as
-    many micro-batches as the first stage of 1F1B. With at least as many micro-batches as devices,
-    and weight gradients that take no longer than the other passes, which take equal time, the idle
-    time of a device is the paper's: ``(devices - 1) (forward + input_gradients -
+    many micro-batches as the first stage of 1F1B. The forward pass and the backward pass without
+    ``weight_gradients`` take 1 s each. If these take no longer, and there are at least as many
+    micro-batches as devices, the idle time of a device is the paper's: ``(devices - 1) (2 -
     weight_gradients)``.
-
-    Args:
-      devices: number of devices.
-      micro_batches: number of micro-batches.
-      forward: seconds of a stage's forward pass.
-      input_gradients: seconds of a stage's backward pass without weight gradients.
-      weight_gradients: seconds of a stage's weight gradients.
     """
-    seconds = {"forward": forward, "backward": input_gradients, "weights": weight_gradients}
+    seconds = {"forward": 1.0, "backward": 1.0, "weights": weight_gradients}
     rows = [
         collections.deque(_zero_bubble_row(devices - stage, stage, micro_batches))
         for stage in range(devices)
@@ -67,10 +56,8 @@ def simulate_zero_bubble(
 def _zero_bubble_row(ahead: int, delay: int, micro_batches: int) -> Iterator[tuple[int, str]]:
     """Yields the micro-batch and the kind of each task of one device, in order.
 
-    Args:
-      ahead: forward passes before the first backward pass, at most.
-      delay: micro-batches that wait for their weight gradients while forward passes are left.
-      micro_batches: number of micro-batches.
+    At most ``ahead`` forward passes are before the first backward pass. While forward passes are
+    left, ``delay`` micro-batches wait for their weight gradients.
     """
     ahead = min(ahead, micro_batches)
     yield from ((number, "forward") for number in range(ahead))
@@ -90,9 +77,7 @@ def stored_micro_batches(order: Order, devices: int) -> list[float]:
 
     Without recomputation; one of several stages on a device counts as a fraction.
 
-    Args:
-      order: the schedule.
-      devices: their number; stage k is on device k % ``devices``.
+    Stage k is on device k % ``devices``.
     """
     each = (1 + max(stage for stage, _, _ in order)) // devices
     now, most = [0] * devices, [0] * devices

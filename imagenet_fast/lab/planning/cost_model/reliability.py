@@ -124,13 +124,7 @@ class JobTimes(NamedTuple):
 
 
 def simulate_jobs(job: Job, conditions: Conditions, jobs: int = 200, seed: int = 0) -> JobTimes:
-    """Simulates a job several times.
-
-    Args:
-      job: the work.
-      conditions: of the devices.
-      jobs: number of simulations.
-      seed: of the random numbers.
+    """Simulates a job ``jobs`` times.
 
     Raises:
       UserError: if devices fail so often, or are so slow, that the job would hardly ever end.
@@ -224,10 +218,6 @@ def best_interval(checkpoint_seconds: float, failure_rate: float) -> float:
     About ``sqrt(2 * checkpoint_seconds / failure_rate)`` (Young 1974). Exactly, it minimizes the
     mean duration of an interval with its checkpoint, ``(e^(failure_rate * seconds) - 1) /
     failure_rate`` (Daly 2006), divided by its work.
-
-    Args:
-      checkpoint_seconds: for which a checkpoint stops the job.
-      failure_rate: failures per second.
     """
     if not failure_rate:
         return math.inf

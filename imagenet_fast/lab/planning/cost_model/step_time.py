@@ -143,12 +143,7 @@ class ChipCluster:
         return lambda size: latency + per_byte * size
 
     def group_all_reduce_seconds(self, replicas: int, size: float) -> float:
-        """Returns the duration of simultaneous all-reduces in all groups of neighbouring replicas.
-
-        Args:
-          replicas: in each group.
-          size: bytes of the tensor.
-        """
+        """Returns the duration of all-reduces of bytes in all groups of neighbours at once."""
         chips = math.ceil(replicas / self.accelerator.replicas)
         if chips == 1:
             return 0.0

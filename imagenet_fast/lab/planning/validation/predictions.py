@@ -258,16 +258,13 @@ class Validation:
             }
             for prediction in self.predictions
         ]
+        model, linear = self.median_errors_beside_linear
         values = {
             "median_error": self.median_error,
             "tested": len(self.tested),
             "compared": len(self.compared),
-            **dict(
-                zip(
-                    ("median_error_of_compared", "median_error_of_linear"),
-                    self.median_errors_beside_linear,
-                )
-            ),
+            "median_error_of_compared": model,
+            "median_error_of_linear": linear,
             "chips_without_row": [name for name in ACCELERATORS if not rows_of_chip(name)],
             "missed": [prediction.row.name for prediction in self.missed],
             "rows": rows,
@@ -315,19 +312,18 @@ def _stacks_of(chip: Accelerator) -> set[str]:
 def validate(
     rows: Sequence[PublishedResult] = ROWS, stacks: Mapping[str, Efficiency] = STACKS
 ) -> Validation:
-    """Predicts published numbers.
-
-    Args:
-      rows: the published numbers.
-      stacks: the constants of each software stack.
-    """
+    """Predicts published numbers by each software stack's constants."""
     predictions = []
     for row in tqdm(rows, "predicting", unit=" rows", dynamic_ncols=True, disable=None):
         speed, to = (
             images_per_second(run, stacks[row.stack]) if run else 1.0 for run in (row.run, row.to)
         )
         predictions.append(Prediction(row, row.in_unit(speed, to), linear_scaling(row, rows)))
-    segmented = [prediction for prediction in predictions if _has_segments(prediction.row)]
+    segmented = [
+        prediction
+        for prediction in predictions
+        if isinstance(prediction.row.run, DataParallel) and prediction.row.run.segments
+    ]
     # The published segments are those of 1,024 GPUs.
     cuts = [cut_of(row, stacks[row.stack]) for row, *_ in segmented if row.run.chips == 1024]
     scalings = [
@@ -338,17 +334,8 @@ def validate(
     return Validation(tuple(predictions), tuple(cuts), tuple(scalings))
 
 
-def _has_segments(row: PublishedResult) -> bool:
-    return isinstance(row.run, DataParallel) and bool(row.run.segments)
-
-
 def cut_of(row: PublishedResult, efficiency: Efficiency) -> Cut:
-    """Compares a run's segments of gradients with the best ones.
-
-    Args:
-      row: with the run.
-      efficiency: of its software.
-    """
+    """Compares a run's segments of gradients with the best ones."""
     run = row.run
     assert isinstance(run, DataParallel) and run.segments
     cluster, step = _cluster(run), _counted(_key(run.network), _images(run))
@@ -361,12 +348,7 @@ def cut_of(row: PublishedResult, efficiency: Efficiency) -> Cut:
 
 
 def scaling_of(prediction: Prediction, efficiency: Efficiency) -> Scaling:
-    """Predicts a run's scaling without its communication optimizations.
-
-    Args:
-      prediction: of its scaling with them.
-      efficiency: of its software.
-    """
+    """Predicts a run's scaling without its communication optimizations, from that with them."""
     row = prediction.row
     run = row.run
     assert isinstance(run, DataParallel) and row.to
@@ -393,9 +375,7 @@ def fitted(stack: str, rows: Sequence[PublishedResult] = ROWS) -> Efficiency:
     ``matrix`` is fitted to the first of these rows, and ``half_rows`` to the second, if there is
     one.
 
-    Args:
-      stack: a key of ``STACKS``.
-      rows: the published numbers, of any stack.
+    ``rows`` may be of any stack.
     """
     first, *second = [row for row in rows if row.stack == stack and row.fits]
     start = dataclasses.replace(STACKS[stack], half_rows=0.0)
@@ -427,12 +407,7 @@ def _bisect(below: Callable[[float], bool], low: float, high: float) -> float:
 
 
 def images_per_second(run: DataParallel | Pipelined, efficiency: Efficiency) -> float:
-    """Predicts the throughput of a run.
-
-    Args:
-      run: the configuration.
-      efficiency: of its software.
-    """
+    """Predicts the throughput of a run by its software's efficiency."""
     if isinstance(run, Pipelined):
         return _pipeline_throughput(run, efficiency)
     config = _config({**run.network, "batch_size": run.batch})
@@ -495,14 +470,10 @@ def _pipeline_throughput(run: Pipelined, efficiency: Efficiency) -> float:
 
 
 def by_cumulative_work(blocks: Sequence[BlockCost], stages: int) -> list[int]:
-    """Returns the balance of lingvo's GPipe, which assigns blocks by their cumulative work.
+    """Returns the balance of lingvo's GPipe, which assigns blocks to K stages by cumulative work.
 
     Its code assigns a block to stage ``min(int(K * fraction), K - 1)``, where ``fraction`` is the
     fraction of all work up to and including the block.
-
-    Args:
-      blocks: the costs of each.
-      stages: their number, K.
     """
     total = sum(block.work for block in blocks)
     counts = [0] * stages

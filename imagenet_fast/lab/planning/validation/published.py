@@ -522,12 +522,7 @@ _NEAREST = {
 
 
 def stack_for(accelerator: str, precision: str) -> str:
-    """Returns the software stack, a key of ``STACKS``, that plans assume.
-
-    Args:
-      accelerator: the kind of chip.
-      precision: the precision policy.
-    """
+    """Returns the stack, a key of ``STACKS``, that plans assume for a chip and precision."""
     with_precision = f"{accelerator} {precision}"
     return _NEAREST.get(with_precision) or _NEAREST.get(accelerator, "TensorFlow, TPU")
 
@@ -538,10 +533,6 @@ def linear_scaling(row: PublishedResult, rows: Sequence[PublishedResult] = ROWS)
     The throughput of the smallest published run of the same network on the same system (software,
     kind of chip and precision), times the ratio of chips. A number that is relative to another run
     is predicted to be the ratio of chips, and a scaling to be 1.
-
-    Args:
-      row: the published number to predict.
-      rows: all published numbers.
 
     Returns:
       None if no smaller run of the network on the system was published, or ``row`` is the smallest.
@@ -567,11 +558,7 @@ def _system(row: PublishedResult) -> tuple[object, ...]:
 
 
 def rows_of_chip(name: str) -> list[PublishedResult]:
-    """Returns the published numbers of a kind of chip.
-
-    Args:
-      name: the value of ``--accelerator``.
-    """
+    """Returns the published numbers of a kind of chip, by its value of ``--accelerator``."""
     return [row for row in ROWS if row.run.accelerator == name]
 
 
@@ -585,8 +572,7 @@ def fitted_constants(stack: Efficiency) -> str:
 def assumed_constants(links: str) -> list[str]:
     """Returns the constants of all stacks, which were not fitted, as lines of text.
 
-    Args:
-      links: describes the bandwidths of links and networks.
+    ``links`` describes the bandwidths of links and networks.
     """
     return [
         f"{_MEMORY:.0%} of memory bandwidth, {1e6 * _LAUNCH:g} us to launch an operation that is "
