@@ -67,11 +67,7 @@ def open_to_append(path: pathlib.Path) -> IO[bytes]:
 
 
 def write_results(directory: str | os.PathLike[str], texts: Mapping[str, str]) -> list[str]:
-    """Writes several files and returns their paths.
-
-    Args:
-      directory: the directory, created if it does not exist.
-      texts: each file's content, by file name.
+    """Writes texts to files by name, in a directory that it makes; returns their paths.
 
     Raises:
       UserError: if a file cannot be written.
@@ -88,9 +84,6 @@ def write_results(directory: str | os.PathLike[str], texts: Mapping[str, str]) -
 
 def check_results(directory: str | os.PathLike[str]) -> None:
     """Checks, before long work, that :func:`write_results` can write to a directory.
-
-    Args:
-      directory: the directory, created if it does not exist.
 
     Raises:
       UserError: if no file can be written there.
@@ -141,11 +134,7 @@ def check_no_pattern(path: Path) -> None:
 
 
 class LineFile:
-    """A text file to which lines are appended.
-
-    Args:
-      path: the file.
-      lines: its first lines, which replace any existing content.
+    """A text file to which lines are appended. The first ones replace any existing content.
 
     Raises:
       OSError: if the file cannot be written; all methods raise it.

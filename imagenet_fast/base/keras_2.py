@@ -79,13 +79,7 @@ def per_replica_variable(
 ) -> Any:
     """Returns a weight, not trainable, of which each replica has a copy of its own.
 
-    Args:
-      layer: whose weight it is, when it is built.
-      name: of the weight.
-      shape: of the weight.
-      initializer: of the weight.
-      dtype: of the weight.
-      aggregation: of the copies, where the weight is read from outside of the replicas.
+    ``aggregation`` is of the copies, where the weight is read from outside of the replicas.
     """
     if KERAS_2:
         return layer.add_weight(

@@ -76,9 +76,5 @@ class _Moved(importlib.abc.MetaPathFinder):
 
 
 def explain_moved_modules(package: str) -> None:
-    """Makes imports of the package's moved modules name the new place.
-
-    Args:
-      package: the package's ``__name__``.
-    """
+    """Makes imports of the package's moved modules name the new place."""
     sys.meta_path.append(_Moved(package))

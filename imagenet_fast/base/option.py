@@ -295,12 +295,7 @@ def option_text(value: Any) -> str:
 
 
 def parse(name: str, kind: Any, text: str) -> Any:
-    """Returns the value of an option given as text.
-
-    Args:
-      name: the option, for messages.
-      kind: the option's type.
-      text: the value, in the format of flagfiles.
+    """Returns the value of an option of a type, given in the format of flagfiles.
 
     Raises:
       UserError: if the text is not a value of that type.

@@ -29,11 +29,7 @@ _Kind = TypeVar("_Kind")
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """Returns the content of a regular file; symbolic links are followed.
-
-    Args:
-      path: the file.
-      limit: the largest size in bytes.
+    """Returns the content of a regular file of at most ``limit`` bytes; follows symbolic links.
 
     Raises:
       OSError: if it cannot be read, is no regular file (as a pipe, which could block) or is larger.
@@ -119,12 +115,7 @@ def as_type(values: Any, kind: type[_Kind]) -> _Kind:
 
 
 def check_types(values: Mapping[str, Any], types: Mapping[str, Any], others: Any = Any) -> None:
-    """Checks the values of a JSON object.
-
-    Args:
-      values: the object.
-      types: required keys and the types of their values.
-      others: the type of all other values.
+    """Checks the values of a JSON object: those of required keys, and all others.
 
     Raises:
       ValueError: if a key is missing, or a value not of its type.

@@ -220,12 +220,7 @@ def is_local(path: str | os.PathLike[str]) -> bool:
 
 
 def to_local_path(path: str | os.PathLike[str], name: str, advice: str = "") -> pathlib.Path:
-    """Returns a path that must be local.
-
-    Args:
-      path: the path.
-      name: the option that gives the path, for the message.
-      advice: text appended to the message.
+    """Returns a path, given by an option, that must be local.
 
     Raises:
       UserError: if it is in a bucket.
@@ -286,12 +281,7 @@ def _explained(path: BucketPath) -> Iterator[None]:
 
 
 class _BucketFile(io.RawIOBase):
-    """An open file in a bucket, to read or to write; :meth:`flush` uploads it.
-
-    Args:
-      path: the file's path.
-      mode: rb, wb or ab.
-    """
+    """An open file in a bucket, to read or to write; :meth:`flush` uploads it."""
 
     def __init__(self, path: BucketPath, mode: str) -> None:
         import tensorflow as tf

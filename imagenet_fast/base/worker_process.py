@@ -100,15 +100,6 @@ class Worker:
     If it leads a process group, it and its children are paused between answers, so that it neither
     takes CPU time from others nor works ahead outside of its timings.
 
-    Args:
-      process: the process, with pipes.
-      program: the program's name.
-      errors: the file of its standard error.
-      job: the first line of input.
-      name: the worker's task, for messages.
-      advice: what to do if it fails.
-      limit_seconds: time limit for each answer; None: no limit.
-
     Attributes:
       answer: the answer to ``job``.
 

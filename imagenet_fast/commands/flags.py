@@ -63,13 +63,7 @@ class CommandFlags:
             _define_option(field, self._flags)
 
     def define(self, name: str, default: str | float | bool, text: str) -> None:
-        """Defines a flag of the command, with the type of its default.
-
-        Args:
-          name: the flag's name.
-          default: the default value.
-          text: the help text.
-        """
+        """Defines a flag of the command, with the type of its default."""
         self._groups.setdefault(self._command, []).append(name)
         define: dict[type, Callable[..., Any]] = {
             str: flags.DEFINE_string,
@@ -168,11 +162,7 @@ class CommandFlags:
         return of_files[-1] if of_files and name not in self._given else self._flags[name].value
 
     def changes(self, run: Config | None = None) -> dict[str, Any]:
-        """Returns the given options of Config, with their values.
-
-        Args:
-          run: the configuration of the run that the command resumes; None: none.
-        """
+        """Returns the given options of Config, beside those of a run that is resumed."""
         options = set(option_names()) - set(self.own_names())
         flags = {
             name: self._flags[name].value

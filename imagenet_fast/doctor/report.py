@@ -38,10 +38,6 @@ def summary(findings: Sequence[Finding]) -> str:
 def write(findings: Sequence[Finding], directory: str | os.PathLike[str]) -> list[str]:
     """Writes ``doctor.json`` and ``doctor.txt``, and returns their paths.
 
-    Args:
-      findings: of all checks.
-      directory: where; made if it does not exist.
-
     Raises:
       UserError: if they cannot be written.
     """

@@ -10,10 +10,6 @@ from imagenet_fast.base.errors import UserError
 def check_arguments(directory: str, paths: Sequence[str]) -> None:
     """Checks that a SavedModel and images are named.
 
-    Args:
-      directory: of the SavedModel.
-      paths: of the images.
-
     Raises:
       UserError: if one is missing.
     """

@@ -402,15 +402,7 @@ def _with_thresholds(
     labels: Sequence[str],
     per_class: bool,
 ) -> dict[str, Any]:
-    """Returns the metrics with the thresholds that training chose, and those of each class.
-
-    Args:
-      config: of the run.
-      path: of the checkpoint.
-      scores: of the evaluation.
-      labels: of the run.
-      per_class: whether to return the metrics of each class.
-    """
+    """Returns the metrics with the thresholds that training chose, and those of each class."""
     result: dict[str, Any] = {}
     thresholds = np.full(len(labels), DEFAULT_THRESHOLD)
     chosen = thresholds_of(config.model_dir, path, labels)

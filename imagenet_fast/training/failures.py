@@ -126,10 +126,7 @@ def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[N
 def memory_explained(config: Config, images: int, selected: int) -> Iterator[None]:
     """Turns the error of a device without enough memory into one that says how to need less.
 
-    Args:
-      config: of the run.
-      images: of a replica in a step.
-      selected: those of them on which it trains.
+    A replica has ``images`` in a step, and trains on those ``selected``.
 
     Raises:
       UserError: for such an error.

@@ -36,15 +36,8 @@ def finish(
 ) -> dict[str, Any]:
     """Writes summary, error analysis and report; all workers must call it.
 
-    Args:
-      run: the run.
-      model: the trained model.
-      clock: of the run.
-      evaluator: keeps predictions, for the error analysis; None: there is none.
-      board: TensorBoard's files; None: there are none.
-      step: weight updates done.
-      trained: whether this process has trained; a run that was finished keeps its summary.
-      stopped: why the run ended before its last step; empty: it did not.
+    A run that had been finished before this process, which has not ``trained``, keeps its summary.
+    ``evaluator`` keeps predictions, for the error analysis; None: there is none.
 
     Returns:
       The summary.

@@ -86,11 +86,6 @@ def make_run(
 ) -> Run:
     """Returns a run, after reading what its data has and finding its devices.
 
-    Args:
-      config: of the run.
-      model: the user's own network, which the run's configuration then records.
-      strategy: of the devices; None: the one that ``config`` describes.
-
     Raises:
       UserError: if the data or the devices cannot be used.
     """

@@ -71,13 +71,7 @@ def add_segment(model_dir: str, segment: Segment) -> None:
 
 
 def passed_segments(segments: Sequence[Segment], rows: Sequence[Row], step: int) -> list[Passed]:
-    """Returns the segments of a run up to a step, with their speed.
-
-    Args:
-      segments: of the run.
-      rows: of its ``metrics.jsonl``.
-      step: weight updates so far.
-    """
+    """Returns the segments of a run up to a step, with their speed."""
     ends = [*(one["step"] for one in segments[1:]), step]
     passed = []
     for segment, until in zip(segments, ends):
@@ -112,15 +106,7 @@ def change_of_hardware(
     here: Segment,
     draws: bool = False,
 ) -> str:
-    """Returns what is not as before where a run resumes, to complete "resumes ..."; empty: nothing.
-
-    Args:
-      config: of the run, with its replicas.
-      earlier: of the run until now.
-      last: the segment before; None: it is not known.
-      here: the one that begins.
-      draws: whether layers of the network draw random numbers.
-    """
+    """Returns what is not as before where a run resumes, to complete 'resumes ...', if any."""
     (replicas, _), parts = config.replicas, []
     if last is not None and last["runs_on"] != here["runs_on"]:
         today, before = (

@@ -72,12 +72,7 @@ class Start(NamedTuple):
 
 
 def segment_of(model: Classifier, step: int) -> Segment:
-    """Returns the segment that begins now.
-
-    Args:
-      model: of the run.
-      step: weight updates before it.
-    """
+    """Returns the segment that begins now."""
     return Segment(
         step=step,
         devices=model.distribute_strategy.num_replicas_in_sync,
@@ -88,10 +83,6 @@ def segment_of(model: Classifier, step: int) -> Segment:
 
 def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, list[str]]:
     """Builds the model and claims the run's folder for it.
-
-    Args:
-      run: the run.
-      custom: the user's own network; None: the one that the configuration names.
 
     Returns:
       The model, and what changes where the run resumes: its schedule, its devices.
@@ -151,12 +142,6 @@ def _check_other_micro_batches(config: Config, earlier: Config, model: Classifie
 
 def restore(run: Run, model: Classifier, checkpoints: Checkpoints, clock: Clock) -> Start:
     """Restores the last checkpoint, if there is one.
-
-    Args:
-      run: the run.
-      model: of it.
-      checkpoints: of the model.
-      clock: goes on from the checkpoint's times.
 
     Raises:
       UserError: if there is no checkpoint of training, workers see different ones, or the number of
@@ -221,16 +206,7 @@ def make_loggers(
     callbacks: Sequence[keras.callbacks.Callback],
     eval_every: int,
 ) -> list[Logger]:
-    """Returns what follows a run from where it begins; most of it only in the chief.
-
-    Args:
-      run: the run.
-      model: of it.
-      start: where it begins.
-      board: TensorBoard's files; None: none.
-      callbacks: of the user; some also take rows.
-      eval_every: steps between evaluations.
-    """
+    """Returns what follows a run from where it begins; most of it only in the chief."""
     config, (step, last_step, *_) = run.config, start
     loggers: list[Logger] = [KerasCallbacks(callbacks, model, eval_every, last_step)]
     if not run.chief:
@@ -263,14 +239,7 @@ def make_loggers(
 
 
 def say_what_begins(run: Run, model: Classifier, start: Start, changes: Sequence[str]) -> None:
-    """Prints a run's first line and, where it resumes, what is not as before.
-
-    Args:
-      run: the run.
-      model: of it.
-      start: where it begins.
-      changes: as of :func:`make_model`.
-    """
+    """Prints a run's first line and, where it resumes, what is not as before."""
     config, trains = run.config, start.step < start.last_step
     if trains:
         for change in changes:

@@ -206,11 +206,6 @@ def _by_name(
 
 
 def right_labels_accuracy(predicted: np.ndarray, right: Sequence[Sequence[int]]) -> RightLabels:
-    """Returns the accuracy by the images' right labels; those without any do not count.
-
-    Args:
-      predicted: the predicted classes, int [images].
-      right: the right labels of each image.
-    """
+    """Returns the accuracy by the images' right labels; those without any do not count."""
     hits = [label in labels for label, labels in zip(predicted.tolist(), right) if len(labels)]
     return RightLabels(float(np.mean(hits)) if hits else 0.0, len(hits))

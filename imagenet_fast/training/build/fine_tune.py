@@ -113,10 +113,6 @@ def load_initial_weights(
     The classification head stays new unless the classes are the same. To be called outside the
     strategy's scope, so that the loaded weights are not copied to each device.
 
-    Args:
-      model: from ``build_classifier``.
-      rebuild: builds a model from a configuration and class names.
-
     Returns:
       A sentence with the weights' source that says whether the head is new.
 
@@ -240,10 +236,6 @@ def _role(name: str) -> str:
 def run_in(path: Path, option: str) -> Config:
     """Returns the configuration of a run whose network is no code.
 
-    Args:
-      path: its directory.
-      option: that names it.
-
     Raises:
       UserError: if there is none, or its network is code.
     """
@@ -272,12 +264,7 @@ def _warn_of_another_network(config: Config, run: Config) -> None:
 def read_run(
     run: Config, rebuild: Callable[[Config, Sequence[str]], Classifier]
 ) -> tuple[NamedArrays, tuple[str, ...]]:
-    """Returns the (moving-average) weights of a run's last checkpoint, and its classes.
-
-    Args:
-      run: of :func:`run_in`.
-      rebuild: builds a model from a configuration and class names.
-    """
+    """Returns the (moving-average) weights of a run's last checkpoint, and its classes."""
     with no_larger_than(checkpoint_of(run.model_dir)):
         model = rebuild(run.on_one_device(), read_labels(run.model_dir))
     restore_weights(model, run.model_dir)

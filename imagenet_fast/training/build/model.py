@@ -176,10 +176,7 @@ def build_for_evaluation(
 
     A pipeline for more devices than there are has fewer stages.
 
-    Args:
-      run: the run, or one on other data or devices.
-      custom: as of :func:`build`.
-      labels: the name of each class; none: those of the data.
+    ``labels`` are the names of the classes; none: those of the data.
 
     Raises:
       UserError: as :func:`build_model`.
@@ -286,11 +283,6 @@ def build_classifier(
 
     With ``train_sizes``, ``size_ramp`` or another ``eval_image_size`` it takes images of any size.
 
-    Args:
-      config: of the model.
-      labels: the name of each class.
-      custom: the user's own network, for which ``config.model`` stands; None: the one it names.
-
     Raises:
       UserError: if the strategy in scope does not support the configured batch norm, pipeline or
         precision.
@@ -356,11 +348,6 @@ def build_all_reduce(
     options: ClusterOptions, pipeline: Pipeline | None = None, fusion: Fusion | None = None
 ) -> AllReduce | StageAllReduce:
     """Returns the gradient all-reduce for the strategy in scope.
-
-    Args:
-      options: of the run.
-      pipeline: the model's, if it has one.
-      fusion: the gradient buckets; None: those of ``options``.
 
     Raises:
       UserError: if the replicas do not support the configured algorithm.

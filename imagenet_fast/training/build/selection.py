@@ -57,12 +57,7 @@ def check_selection(run: Run) -> None:
 
 
 def selected_images(options: OptimizerOptions, images: int) -> int:
-    """Returns the number of a replica's images in a step that it trains on.
-
-    Args:
-      options: of the run.
-      images: of the replica in a step.
-    """
+    """Returns the number of a replica's images in a step that it trains on."""
     return rounded_part(images, options.select_by_loss)
 
 
@@ -88,12 +83,7 @@ def _build_proxy(run: Run) -> Proxy | None:
 
 
 def build_proxy_network(config: Config, classes: int) -> keras.Model:
-    """Returns ``proxy_model``, from uint8 [batch, image_size, image_size, 3] to logits.
-
-    Args:
-      config: of the run.
-      classes: number of logits.
-    """
+    """Returns ``proxy_model``, from uint8 [batch, image_size, image_size, 3] to logits."""
     shape = (config.input_size, config.input_size, 3)
     options: dict[str, float] = {
         "batch_norm_momentum": config.batch_norm_momentum,

@@ -103,11 +103,7 @@ class Checkpoints:
         return tf.train.CheckpointManager(self._checkpoint, str(path), max_to_keep=keep)
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Writes a checkpoint.
-
-        Args:
-          step: weight updates so far.
-          state: other values to restore, as JSON values.
+        """Writes a checkpoint, with further values to restore, as JSON values.
 
         Raises:
           UserError: if it cannot be written, as to a full disk.
@@ -121,10 +117,6 @@ class Checkpoints:
 
         To be called right after the evaluation, which has averaged the batch-norm statistics.
         Changes no weights, so that a run takes the same steps without it.
-
-        Args:
-          step: weight updates so far.
-          state: as in :meth:`save`.
 
         Raises:
           UserError: if it cannot be written, as to a full disk.
@@ -209,14 +201,9 @@ def check_resumable(model_dir: str) -> None:
 
 
 def restore_weights(model: Classifier, model_dir: str, which: str = "last") -> str:
-    """Restores the weights of a checkpoint in ``model_dir``, whatever its precision.
+    """Restores the weights of a run's ``last`` or ``best`` checkpoint, whatever its precision.
 
     Restores their moving average too, if the model keeps one.
-
-    Args:
-      model: gets the weights.
-      model_dir: the run's directory.
-      which: ``last``, or ``best``: that of the evaluation with the highest top-1 accuracy.
 
     Returns:
       The checkpoint's path.

@@ -34,11 +34,7 @@ class _Damaged(NamedTuple):
 
 
 def damage_of(checkpoint: str) -> str | None:
-    """Reads a whole checkpoint and returns what is damaged; None: nothing.
-
-    Args:
-      checkpoint: its path without a suffix.
-    """
+    """Reads a checkpoint, named without a suffix; returns what is damaged, None: nothing."""
     path = to_path(checkpoint)
     files = {
         file.name[len(path.name) :]: file
@@ -73,9 +69,6 @@ def whole_checkpoint(model_dir: str) -> str | None:
 
     For the only process that writes checkpoints. Set aside means renamed: the files ``ckpt-5.*``
     become ``damaged-ckpt-5.*``. A warning is printed, and a row added to ``DAMAGED_FILE``.
-
-    Args:
-      model_dir: the run's directory.
 
     Returns:
       The path without a suffix; None: there is no checkpoint.

@@ -119,11 +119,7 @@ class MLPerfLog(Logger):
             self._write(_END, "eval_stop", epoch_num=epochs)
 
     def finish(self, success: bool) -> None:
-        """Writes the end of the run, unless it is there.
-
-        Args:
-          success: whether the run reached its target or its last step.
-        """
+        """Writes the end of the run, unless it is there."""
         if not self._ended:
             self._end_epoch()
             self._write(_END, "run_stop", status="success" if success else "aborted")

@@ -29,15 +29,8 @@ class Recorder:
     in place of both), ``examples``, ``skipped``, ``train_seconds``, ``wall_seconds`` and, in
     training, ``learning_rate`` and ``images_per_second`` (since the last row).
 
-    Args:
-      run: the run.
-      model: sums its metrics.
-      clock: measures the run.
-      loggers: get the rows.
-      evaluations: of the run so far.
-      step: weight updates before this process.
-      sums: of metrics since the last evaluation, from the checkpoint of that step, so that rows
-        are those of a run without interruption, to the bit; empty: none.
+    ``sums`` are those of metrics since the last evaluation, from the checkpoint of ``step``, so
+    that rows are those of a run without interruption, to the bit; empty: none.
 
     Attributes:
       step: weight updates so far.

@@ -45,10 +45,7 @@ def make_input_images(run: Run, mixer: Mixer | None, step: int) -> InputImages:
     This leaves training's order as it is, and does not wait for its shuffle buffer or cache to
     fill. Unreadable images are skipped.
 
-    Args:
-      run: the run, whose data is not synthetic.
-      mixer: mixes them; None: they are not mixed.
-      step: the weight update whose image size and random numbers are used.
+    They have the image size and the random numbers of weight update ``step``.
 
     Raises:
       tf.errors.OpError: if a shard cannot be read.

@@ -51,10 +51,6 @@ def best_thresholds(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
     Each is a score: the class is predicted from it on. Of equal ones it is the highest; of classes
     without images 1/2.
-
-    Args:
-      scores: as of :func:`average_precisions`.
-      labels: likewise.
     """
     thresholds = np.full(labels.shape[1], DEFAULT_THRESHOLD)
     for number, (own, wanted) in enumerate(zip(_sortable(scores).T, labels.T)):
@@ -69,10 +65,7 @@ def f1_scores(
 ) -> tuple[float, float]:
     """Returns the micro and the macro average of F1, as scikit-learn's ``f1_score``.
 
-    Args:
-      scores: as of :func:`average_precisions`.
-      labels: likewise.
-      thresholds: [classes] or one: a class is predicted from it on.
+    ``thresholds`` are [classes] or one: a class is predicted from it on.
     """
     right, predicted, wanted = _counts(scores, labels, thresholds)
     total = predicted + wanted
@@ -85,10 +78,6 @@ def multi_label_metrics(scores: np.ndarray, labels: np.ndarray) -> dict[str, flo
 
     ``map`` is the mean of the average precisions of classes with images; F1 is at thresholds of
     1/2.
-
-    Args:
-      scores: as of :func:`average_precisions`.
-      labels: likewise.
     """
     precisions = average_precisions(scores, labels)
     known = precisions[~np.isnan(precisions)]

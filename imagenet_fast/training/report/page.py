@@ -41,13 +41,7 @@ _EQUAL = 1.5
 
 
 def write_report(config: Config, summary: dict[str, Any], labels: Sequence[str]) -> None:
-    """Writes ``report.html`` from the files of ``model_dir``.
-
-    Args:
-      config: the run's options.
-      summary: the run's results, as in ``summary.json``.
-      labels: the name of each class.
-    """
+    """Writes ``report.html`` from the files of ``model_dir``."""
     directory = config.model_dir
     text = render(
         summary,
@@ -74,14 +68,7 @@ def render(
 
     Parts without data are left out, as of a run without validation data.
 
-    Args:
-      summary: the run's numbers, as in ``summary.json``; any of them may be None.
-      rows: the rows of ``metrics.jsonl``, in order.
-      config: the run's options.
-      labels: the name of each class, if there are images.
-      inputs: training images as the model sees them.
-      analysis: the model's error analysis.
-      thresholds: of images with several labels.
+    Any number of the summary may be None.
     """
     name = f"{config.model} on {summary.get('data') or _data_name(config)}"
     has_top5 = not 0 < len(labels) <= _FEW_CLASSES

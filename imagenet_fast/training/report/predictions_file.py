@@ -48,11 +48,8 @@ def write_predictions(
     The columns are ``file``, ``label``, ``class1`` to ``class5``, ``probability1`` to
     ``probability5`` and ``loss``, without label smoothing. All are kept in memory as numbers only.
 
-    Args:
-      path: of the file, which is written under another name first.
-      predictions: with ``rows`` that are the indices of the images in the split.
-      files: the name of each image of the split.
-      labels: the name of each class.
+    The ``rows`` of the predictions are the indices of the images in the split, of which ``files``
+    are all names.
 
     Raises:
       UserError: if the file cannot be written.

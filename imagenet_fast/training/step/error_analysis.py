@@ -70,13 +70,7 @@ def with_file_names(
     predictions: ImagePredictions,
     names: Callable[[Sequence[int]], Sequence[str]],
 ) -> ErrorAnalysis:
-    """Returns the error analysis with the names of images of mistakes.
-
-    Args:
-      analysis: without them.
-      predictions: of the same evaluation.
-      names: returns the names of images, given by their rows.
-    """
+    """Returns the error analysis with the names of images of mistakes."""
     pairs = confused_pairs(analysis.confusion)
     examples = np.full([len(pairs), FILES_OF_A_PAIR], -1)
     of_pair = np.stack([predictions.labels, predictions.classes[:, 0]], axis=1)
@@ -98,11 +92,7 @@ def with_file_names(
 
 
 def confused_pairs(confusion: np.ndarray) -> np.ndarray:
-    """Returns the entries of the at most 15 pairs of classes with the most mistakes, descending.
-
-    Args:
-      confusion: of an :class:`ErrorAnalysis`.
-    """
+    """Returns the entries of the at most 15 pairs of classes with the most mistakes, descending."""
     mistakes = confusion[confusion[:, 0] != confusion[:, 1]]
     return mistakes[np.argsort(-mistakes[:, 2], kind="stable")[:PAIRS]]
 
@@ -186,10 +176,9 @@ class Predictions:
         self._reset = one_call(strategy, reset)
 
     def reset(self, temperature: float = 1.0) -> None:
-        """Forgets all predictions; outside of replicas.
+        """Forgets all predictions; those to come are of logits divided by a temperature.
 
-        Args:
-          temperature: by which the logits of those to come are divided.
+        To be called outside of replicas.
         """
         self._reset()
         self._temperature.assign(temperature)

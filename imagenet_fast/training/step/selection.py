@@ -29,9 +29,6 @@ class Selection:
     Args:
       fraction: of the images, rounded to at least one; 1: all.
       proxy: chooses by its own loss, and is trained with the network; None: the network's loss.
-
-    Attributes:
-      proxy: see above.
     """
 
     def __init__(self, fraction: float = 1.0, proxy: Proxy | None = None) -> None:
@@ -114,10 +111,6 @@ class Proxy:
       loss: of an image, see ``image_losses``.
       label_smoothing: of its loss.
       focus: likewise.
-
-    Attributes:
-      network: see above.
-      optimizer: see above.
     """
 
     def __init__(
@@ -147,12 +140,8 @@ class Proxy:
     ) -> tf.Tensor:
         """Returns the images' losses in training mode, and trains on the highest if it is due.
 
-        Args:
-          step: of the run, from 0; the proxy is updated in those that ``every`` divides.
-          images: [batch, height, width, 3], of the network's dtype.
-          labels: int32 [batch].
-          weights: float32 [batch]; 0 for images that do not count.
-          fraction: of the images that are trained on.
+        ``step`` is of the run, from 0; the proxy is updated in those that ``every`` divides. The
+        batch is as of :meth:`Selection.choose`, of which a ``fraction`` is trained on.
 
         Returns:
           float32 [batch], of the weights before the update.

@@ -185,11 +185,7 @@ class TrainingStep(ReplicatedModel):
             self.selection.make_slots()
 
     def train_step(self, data: Any) -> Mapping[str, tf.Tensor]:
-        """Takes one step on this replica's part of the global batch.
-
-        Args:
-          data: as in :meth:`batch`.
-        """
+        """Takes one step on this replica's part of the global batch."""
         gradients, sums = self.gradients(data)
         *gradients, sums = self._all_reduce(gradients, sums)
         self.update(gradients)
@@ -199,12 +195,7 @@ class TrainingStep(ReplicatedModel):
     def test_step(
         self, data: Any, predictions: Predictions | Scores | None = None
     ) -> Mapping[str, tf.Tensor]:
-        """Adds one batch to the metrics, over all replicas.
-
-        Args:
-          data: as in :meth:`batch`.
-          predictions: get this replica's predictions; None: they are not kept.
-        """
+        """Adds one batch to the metrics, over all replicas, and to a replica's predictions."""
         images, labels, weights = self.batch(data, "validation")
         logits = self.logits(images, weights)
         if self.competing is not None:
@@ -293,9 +284,6 @@ class TrainingStep(ReplicatedModel):
         """Returns the gradients and metric sums of a replica's part of a step.
 
         To be called in a replica. Updates batch-norm statistics and dropout states.
-
-        Args:
-          data: as in :meth:`batch`.
         """
         if self.unseeded_draws is None:
             return self._gradients_of_step(data)
@@ -623,12 +611,7 @@ def _renumbered(labels: tf.Tensor, numbers: Sequence[int], classes: int) -> tf.T
 
 
 def _unpack(data: Any, multi_label: bool) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns a batch's images, labels and weights.
-
-    Args:
-      data: from Keras.
-      multi_label: whether labels may be [batch, classes].
-    """
+    """Returns the images, labels, which may be [batch, classes], and weights of Keras' data."""
     images, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
     labels = tf.convert_to_tensor(labels)
     if not multi_label or labels.shape.rank != 2 or labels.shape[1] == 1:
