@@ -100,11 +100,7 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
 
     @classmethod
     def from_json(cls, text: str) -> Config:
-        """Reads what :meth:`to_json` wrote.
-
-        Raises:
-          UserError: if ``text`` is not such an object.
-        """
+        """Reads what :meth:`to_json` wrote; a UserError if it is anything else."""
         try:
             values = parse_json(text, dict[str, Any])
         except ValueError as error:

@@ -20,11 +20,7 @@ class PortInUse(UserError):  # noqa: N818 - it says what is wrong
 
 
 def check_free(name: str, port: int) -> None:
-    """Checks that a port is free, because two gRPC servers would silently share one.
-
-    Raises:
-      PortInUse: if the port is in use or not permitted.
-    """
+    """Raises PortInUse unless a port is free, which two gRPC servers would silently share."""
     with socket.socket() as listener:
         # Ignore a finished server's connections in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

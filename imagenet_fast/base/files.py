@@ -67,11 +67,7 @@ def open_to_append(path: pathlib.Path) -> IO[bytes]:
 
 
 def write_results(directory: str | os.PathLike[str], texts: Mapping[str, str]) -> list[str]:
-    """Writes texts to files by name, in a directory that it makes; returns their paths.
-
-    Raises:
-      UserError: if a file cannot be written.
-    """
+    """Writes texts to files by name, in a directory that it makes; a UserError if it cannot."""
     paths = [to_path(directory, name) for name in texts]
     try:
         to_path(directory).mkdir(parents=True, exist_ok=True)
@@ -83,11 +79,7 @@ def write_results(directory: str | os.PathLike[str], texts: Mapping[str, str]) -
 
 
 def check_results(directory: str | os.PathLike[str]) -> None:
-    """Checks, before long work, that :func:`write_results` can write to a directory.
-
-    Raises:
-      UserError: if no file can be written there.
-    """
+    """Raises a UserError, before long work, if :func:`write_results` could not write."""
     path = temporary_beside(to_path(directory, "writable"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,11 +113,7 @@ def new_path(path: str | os.PathLike[str], otherwise: str) -> Path:
 
 
 def check_no_pattern(path: Path) -> None:
-    """Checks that a path contains no glob characters, because TensorFlow reads paths as patterns.
-
-    Raises:
-      UserError: if it contains one.
-    """
+    """Raises a UserError for a path with glob characters, which TensorFlow would expand."""
     if any(character in str(path) for character in "*?[\\"):
         raise UserError(
             f"{path}: TensorFlow cannot read files from paths with *, ?, [ or \\; choose a path "

@@ -158,11 +158,7 @@ class Options:
         self._check_together()
 
     def _check_effects(self) -> None:
-        """Refuses values that have no effect because of another option's value.
-
-        Raises:
-          UserError: if such an option does not have its default.
-        """
+        """Raises a UserError for values that have no effect because of another option's."""
         fields = {field.name: field for field in dataclasses.fields(self)}
         for name, condition in self.without_effect(vars(self)).items():
             other = option_text(getattr(self, condition.option)) or "empty"
@@ -271,11 +267,7 @@ class Options:
 
 
 def require_option(name: str, names: typing.Iterable[str]) -> None:
-    """Checks that an option exists.
-
-    Raises:
-      UserError: if it does not, with what replaces it if it is gone, or the closest names.
-    """
+    """Raises a UserError for an option that does not exist, with what replaces it or is close."""
     names = list(names)
     if name not in names:
         if instead := advice(name):

@@ -103,11 +103,7 @@ def parse_json(content: str | bytes, kind: type[_Kind]) -> _Kind:
 
 
 def as_type(values: Any, kind: type[_Kind]) -> _Kind:
-    """Returns JSON values as a value of a type; see :func:`parse_json`.
-
-    Raises:
-      ValueError: if they are not of this type; the message names the place.
-    """
+    """Returns JSON values as a value of a type; errors are those of :func:`parse_json`."""
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:

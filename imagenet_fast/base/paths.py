@@ -220,11 +220,7 @@ def is_local(path: str | os.PathLike[str]) -> bool:
 
 
 def to_local_path(path: str | os.PathLike[str], name: str, advice: str = "") -> pathlib.Path:
-    """Returns a path, given by an option, that must be local.
-
-    Raises:
-      UserError: if it is in a bucket.
-    """
+    """Returns a path, given by an option; a UserError if it is not local."""
     path = to_path(path)
     if isinstance(path, pathlib.Path):
         return path

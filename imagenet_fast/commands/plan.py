@@ -129,11 +129,7 @@ def _write(texts: dict[str, str], directory: str | os.PathLike[str]) -> None:
 
 
 def _like(example: str | float, name: str, value: str) -> str | float:
-    """Returns a value converted to the type of ``example``.
-
-    Raises:
-      UserError: if that is impossible.
-    """
+    """Returns a value as the type of ``example``; a UserError if it is none."""
     try:
         return type(example)(value)
     except ValueError:

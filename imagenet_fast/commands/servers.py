@@ -14,11 +14,7 @@ from imagenet_fast.commands.flags import CommandFlags
 
 
 def check_port(name: str, port: int, least: int = 1) -> None:
-    """Checks a port number.
-
-    Raises:
-      UserError: if it is out of range.
-    """
+    """Raises a UserError if a port number is out of range."""
     if not least <= port < 2**16:
         raise UserError(f"{name} is {port}, but must be in [{least}, 65535]")
 

@@ -36,11 +36,7 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def write(findings: Sequence[Finding], directory: str | os.PathLike[str]) -> list[str]:
-    """Writes ``doctor.json`` and ``doctor.txt``, and returns their paths.
-
-    Raises:
-      UserError: if they cannot be written.
-    """
+    """Writes ``doctor.json`` and ``doctor.txt`` by :func:`write_results`; returns their paths."""
     values = {
         "findings": [dataclasses.asdict(finding) for finding in findings],
         "summary": summary(findings),

@@ -8,11 +8,7 @@ from imagenet_fast.base.errors import UserError
 
 
 def check_arguments(directory: str, paths: Sequence[str]) -> None:
-    """Checks that a SavedModel and images are named.
-
-    Raises:
-      UserError: if one is missing.
-    """
+    """Raises a UserError unless a SavedModel and images are named."""
     if not paths:
         raise UserError("no images: name image files or folders")
     if not directory:

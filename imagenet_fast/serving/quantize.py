@@ -64,11 +64,7 @@ def prepared_images(
 
 
 def calibration_images(config: Config, count: int = 512) -> np.ndarray:
-    """Returns at most so many training images, uint8 [count, size, size, 3], to calibrate int8 on.
-
-    Raises:
-      UserError: if there are none.
-    """
+    """Returns the first training images, uint8 [count, size, size, 3]; a UserError for none."""
     return np.concatenate([pixels for pixels, _ in prepared_images(config, "train", count)])
 
 

@@ -352,11 +352,7 @@ def evaluate(
 
 
 def _check_none_given(options: Mapping[str, Any], info: DatasetInfo) -> None:
-    """Checks that there is none of the options that are for images of one label.
-
-    Raises:
-      UserError: if there is one.
-    """
+    """Raises a UserError for options that are for images of one label."""
     given = [name for name, value in options.items() if value]
     if given:
         raise UserError(

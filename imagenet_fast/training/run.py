@@ -53,20 +53,12 @@ class Run:
 
     @functools.cached_property
     def steps_per_epoch(self) -> int:
-        """Weight updates in an epoch.
-
-        Raises:
-          UserError: if there is not a single full batch.
-        """
+        """Weight updates in an epoch; a UserError if there is not a single full batch."""
         return steps_per_epoch(self.info, self.config)
 
     @functools.cached_property
     def total_steps(self) -> int:
-        """Weight updates of the whole run.
-
-        Raises:
-          UserError: if there are none.
-        """
+        """Weight updates of the whole run; a UserError if there are none."""
         return total_steps(self.config, self.steps_per_epoch)
 
     def steps(self, duration: Duration) -> int:
@@ -129,11 +121,7 @@ def with_model(config: Config, model: CustomModel | None) -> Config:
 
 
 def check_number_of_labels(config: Config, info: DatasetInfo) -> None:
-    """Checks the options that depend on how many labels an image has.
-
-    Raises:
-      UserError: if one does not fit.
-    """
+    """Raises a UserError if an option does not fit the number of labels of an image."""
     if info.multi_label and config.loss == "cross_entropy":
         raise UserError(f"{info.name}: {ONE_LABEL}")
     several = config.best_metric in MULTI_LABEL_METRICS

@@ -125,11 +125,7 @@ def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, list[s
 
 
 def _check_other_micro_batches(config: Config, earlier: Config, model: Classifier) -> None:
-    """Checks that a run may resume with micro-batches of another size.
-
-    Raises:
-      UserError: if it would be another training.
-    """
+    """Raises a UserError if micro-batches of another size would be another training."""
     with model.distribute_strategy.scope():
         alone = model.treats_images_alone()
     if not alone:
@@ -265,11 +261,7 @@ def say_what_begins(run: Run, model: Classifier, start: Start, changes: Sequence
 
 
 def _check_against_data(run: Run) -> None:
-    """Checks the options whose effect depends on the data.
-
-    Raises:
-      UserError: if one goes beyond the end of the run.
-    """
+    """Raises a UserError for profiled steps after the run's end; warns of ineffective options."""
     config = run.config
     if config.profile_steps and config.profile_steps[-1] > run.total_steps:
         raise UserError(

@@ -234,11 +234,7 @@ def _role(name: str) -> str:
 
 
 def run_in(path: Path, option: str) -> Config:
-    """Returns the configuration of a run whose network is no code.
-
-    Raises:
-      UserError: if there is none, or its network is code.
-    """
+    """Returns the configuration of a run; a UserError if there is none, or its network is code."""
     run = stored_config(str(path))
     if is_custom(run.model):
         raise UserError(

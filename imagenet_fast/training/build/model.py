@@ -347,11 +347,7 @@ def _timed_fusion(options: InputOptions, model: Classifier) -> Fusion | None:
 def build_all_reduce(
     options: ClusterOptions, pipeline: Pipeline | None = None, fusion: Fusion | None = None
 ) -> AllReduce | StageAllReduce:
-    """Returns the gradient all-reduce for the strategy in scope.
-
-    Raises:
-      UserError: if the replicas do not support the configured algorithm.
-    """
+    """Returns the strategy's gradient all-reduce; a UserError if it lacks the algorithm."""
     fusion = fusion or Fusion(options.fusion_bytes, options.fusion_segments)
     if pipeline is None:
         return _all_reduce(options, fusion, "gradients")
@@ -381,11 +377,7 @@ def _unseeded_draws(config: Config) -> UnseededDraws | None:
 
 
 def _replicas_together(config: Config, network: keras.Model) -> int:
-    """Returns ``replicas_together``, which must be 1 if layers draw random numbers.
-
-    Raises:
-      UserError: if it is not.
-    """
+    """Returns ``replicas_together``, 1 if layers draw random numbers; else a UserError."""
     together = replicas_together(config)
     if together > 1 and seed_states(network):
         raise UserError(

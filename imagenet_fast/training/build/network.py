@@ -245,11 +245,7 @@ def _check_dtypes(config: Config, network: keras.Model) -> None:
 
 
 def check_pipeline(config: Config) -> None:
-    """Checks that there can be pipelines, and no option contradicts one.
-
-    Raises:
-      UserError: if one does.
-    """
+    """Raises a UserError if there can be no pipelines, or an option contradicts one."""
     require_keras_3()
     for name, given in (
         ("xla", config.xla),

@@ -187,11 +187,7 @@ class Checkpoints:
 
 
 def check_resumable(model_dir: str) -> None:
-    """Checks that this version can resume the run in ``model_dir``, if there is one.
-
-    Raises:
-      UserError: if it was begun with tf_keras.
-    """
+    """Raises a UserError if the run in ``model_dir``, if any, was begun with tf_keras."""
     latest = latest_checkpoint(to_path(model_dir, CHECKPOINTS))
     if latest is None:
         return

@@ -122,11 +122,7 @@ def stored_config(model_dir: str) -> Config:
 
 
 def directory_of(model_dir: str) -> Path:
-    """Returns the path of ``model_dir``.
-
-    Raises:
-      UserError: if it is empty, or TensorFlow would read it as a glob pattern.
-    """
+    """Returns the path of ``model_dir``, which must be neither empty nor a glob pattern."""
     if not model_dir:
         raise UserError("no model: give --model_dir, the directory of a training run")
     directory = to_path(model_dir)

@@ -114,11 +114,7 @@ def _check_no_links(directory: Path) -> None:
 
 
 def _check_class_values(directory: Path, given: Mapping[str, Mapping[str, float]]) -> None:
-    """Checks that options by class have the values with which the run in a directory began.
-
-    Raises:
-      UserError: if their files have changed, or the recorded values cannot be read.
-    """
+    """Raises a UserError if options by class have other values than when the run began."""
     earlier = recorded_class_values(str(directory)) if given else {}
     if not earlier:
         return
@@ -134,11 +130,7 @@ def _check_class_values(directory: Path, given: Mapping[str, Mapping[str, float]
 
 @contextlib.contextmanager
 def alone_in(model_dir: str) -> Iterator[None]:
-    """Locks ``model_dir`` for training, if the file system has locks.
-
-    Raises:
-      UserError: if another process trains there.
-    """
+    """Locks ``model_dir`` where locks exist; a UserError if another process trains there."""
     if not is_local(model_dir):
         yield
         return
@@ -312,11 +304,7 @@ def _same_by_number(labels: Sequence[str], trained: Sequence[str]) -> bool:
 
 
 def read_labels(model_dir: str) -> tuple[str, ...]:
-    """Returns the name of each class of the run in ``model_dir``.
-
-    Raises:
-      UserError: if there is none, or its file is damaged.
-    """
+    """Returns the names of a run's classes; a UserError if they are missing or damaged."""
     file = directory_of(model_dir) / LABELS_FILE
     try:
         *labels, end = read_bounded(file, MAX_JSON).decode().split("\n")

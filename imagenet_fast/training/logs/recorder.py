@@ -93,11 +93,7 @@ class Recorder:
             )
 
     def evaluated(self, metrics: Mapping[str, tf.Tensor | float]) -> None:
-        """Passes on the metrics of an evaluation.
-
-        Raises:
-          RuntimeError: if images are missing or were counted twice.
-        """
+        """Passes on the metrics of an evaluation, after :func:`check_evaluated`."""
         row = {name: float(value) for name, value in metrics.items()}
         check_evaluated(row, self._run.examples("validation"))
         evaluation = {"kind": "validation", **self._where(), **row, **self._times()}
@@ -105,11 +101,7 @@ class Recorder:
         self._write(evaluation)
 
     def read(self) -> None:
-        """Passes on a row of the steps since the last row, if any.
-
-        Raises:
-          UserError: if too many images cannot be read.
-        """
+        """Passes on a row of the steps since the last, if any; a UserError for many bad images."""
         if not self._unread:
             return
         sums = self._model.metric_sums.sums()
@@ -172,11 +164,7 @@ class Recorder:
 
 
 def check_evaluated(row: Row, examples: int) -> None:
-    """Checks that an evaluation saw each image once.
-
-    Raises:
-      RuntimeError: if it did not, which is a bug in this package.
-    """
+    """Raises a RuntimeError, of a bug in this package, unless each image was evaluated once."""
     seen = row["examples"] + row["skipped"]
     if seen != examples:
         raise RuntimeError(f"evaluation saw {seen:.0f} images, but there are {examples}")
