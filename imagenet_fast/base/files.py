@@ -9,7 +9,7 @@ import pathlib
 import stat
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
 from imagenet_fast.base.errors import UserError
@@ -23,14 +23,24 @@ _MOST_LINES = 2**19
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Writes a file atomically: under a temporary name beside ``path``, then renamed."""
+    """Writes a file atomically, as :func:`written_whole`."""
+    with written_whole(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[IO[bytes]]:
+    """Opens a new file under a temporary name beside ``path``, to which it is renamed at the end.
+
+    After an error it is removed. An ``OSError`` of the system then names ``path``.
+    """
     temporary = temporary_beside(path)
     try:
         with open_new(temporary) as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            yield file
         temporary.replace(path)
     except BaseException as error:
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.strerror:
             error.filename, error.filename2 = str(path), None
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from typing import IO, Any
 import numpy as np
 
 from imagenet_fast.base.errors import UserError, how_to_install
-from imagenet_fast.base.files import new_path, open_new, temporary_beside
+from imagenet_fast.base.files import new_path, written_whole
 from imagenet_fast.base.paths import Path
 from imagenet_fast.training.step.error_analysis import ImagePredictions
 
@@ -54,17 +54,13 @@ def write_predictions(
     Raises:
       UserError: if the file cannot be written.
     """
-    temporary = temporary_beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open_new(temporary) as file:
+        with written_whole(path) as file:
             write = _write_parquet if path.name.lower().endswith(".parquet") else _write_csv
             write(file, _columns(predictions, files, labels))
-        temporary.replace(path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _columns(
