@@ -55,8 +55,7 @@ def main(arguments: list[str]) -> int:
     found = compile_recipe(config, flags["topology"], flags["run_on_cpu"], flags["find_batch"])
     print(table(found))
     if flags["output_dir"]:
-        for path in write(found, flags["output_dir"]):
-            print(path)
+        print(*write(found, flags["output_dir"]), sep="\n")
     if found.failure:
         raise UserError(found.failure)
     return 0

@@ -123,9 +123,9 @@ def _run(arguments: list[str]) -> None:
 
 
 def _write(texts: dict[str, str], directory: str | os.PathLike[str]) -> None:
-    """Writes files and prints their paths."""
-    for path in write_results(directory, texts):
-        print(path)
+    """Writes files, if there is a directory, and prints their paths."""
+    if directory:
+        print(*write_results(directory, texts), sep="\n")
 
 
 def _like(example: str | float, name: str, value: str) -> str | float:
@@ -180,8 +180,7 @@ def _schedule(arguments: list[str]) -> None:
 
     plan = plan_schedule(config)
     print(plan.table())
-    if flags["output_dir"]:
-        _write(plan.files(), flags["output_dir"])
+    _write(plan.files(), flags["output_dir"])
 
 
 def _pipeline(arguments: list[str]) -> None:
@@ -211,8 +210,7 @@ def _pipeline(arguments: list[str]) -> None:
 
     plan = plan_pipeline(config, costs, memory * 2**30 or math.inf)
     print(plan.table())
-    if flags["output_dir"]:
-        _write(plan.files(), flags["output_dir"])
+    _write(plan.files(), flags["output_dir"])
 
 
 def _validate(arguments: list[str]) -> None:
@@ -229,8 +227,7 @@ def _validate(arguments: list[str]) -> None:
 
     validation = validate()
     print(validation.table())
-    if flags["output_dir"]:
-        _write(validation.files(), flags["output_dir"])
+    _write(validation.files(), flags["output_dir"])
 
 
 # The function and the help of each plan.

@@ -159,13 +159,10 @@ class Evaluator:
             }
         return results
 
-    def analysis(self) -> ErrorAnalysis:
-        """Returns the last evaluation's error analysis; all workers must call it."""
-        return self.results()[0]
-
     def results(self) -> tuple[ErrorAnalysis, ImagePredictions]:
-        """Returns :meth:`analysis`, and each image's predictions, in the order of the data.
+        """Returns the error analysis and each image's predictions, in the order of the data.
 
+        They are of the last evaluation. All workers must call it.
         Their ``rows`` are the indices of the images in the split, shard by shard.
         """
         assert isinstance(self._predictions, Predictions)
@@ -174,13 +171,10 @@ class Evaluator:
         images = evaluated_images(run.info, run.config, run.strategy, self._split)
         rows = images[predictions.rows]
         order = np.argsort(rows)
+        names = ("labels", "losses", "classes", "probabilities")
+        ordered = {name: getattr(predictions, name)[order] for name in names}
         return analysis, predictions._replace(
-            rows=rows[order],
-            labels=predictions.labels[order],
-            losses=predictions.losses[order],
-            classes=predictions.classes[order],
-            probabilities=predictions.probabilities[order],
-            mistakes=images[predictions.mistakes],
+            rows=rows[order], mistakes=images[predictions.mistakes], **ordered
         )
 
 

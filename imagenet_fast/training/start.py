@@ -204,7 +204,10 @@ def make_loggers(
 ) -> list[Logger]:
     """Returns what follows a run from where it begins; most of it only in the chief."""
     config, (step, last_step, *_) = run.config, start
-    loggers: list[Logger] = [KerasCallbacks(callbacks, model, eval_every, last_step)]
+    loggers: list[Logger] = []
+    model.stop_training = False  # as a callback sets it
+    if callbacks:
+        loggers.append(KerasCallbacks(callbacks, model, eval_every, last_step))
     if not run.chief:
         return loggers
     if step < last_step:

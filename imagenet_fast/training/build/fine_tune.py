@@ -277,11 +277,7 @@ def _read_export(path: Path, network: keras.Model) -> tuple[Weights, tuple[str, 
         raise UserError(
             f"initial_weights: {path} is not a SavedModel that `export` or tf_keras wrote: {error}"
         ) from error
-    weights: dict[str, dict[str, np.ndarray]] = {}
-    for variable, value in variables.items():
-        layer, name = _layer_and_name(variable)
-        weights.setdefault(layer, {})[name] = value
-    return weights, labels
+    return _by_layer(variables.items()), labels
 
 
 def _named(variables: Iterable[tf.Variable]) -> NamedArrays:
@@ -294,7 +290,7 @@ def is_floating(variable: tf.Variable) -> bool:
     return tf.as_dtype(variable.dtype).is_floating
 
 
-def _by_layer(arrays: NamedArrays) -> Weights:
+def _by_layer(arrays: Iterable[tuple[str, np.ndarray]]) -> Weights:
     weights: dict[str, dict[str, np.ndarray]] = {}
     for full_name, value in arrays:
         layer, name = _layer_and_name(full_name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
@@ -13,6 +14,7 @@ from imagenet_fast.base.notices import say, warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.config import Config
+from imagenet_fast.data.class_values import BALANCED, read_class_values
 from imagenet_fast.data.dataset import make_images_on_device
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.options import DataOptions, InputOptions
@@ -36,7 +38,6 @@ from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.optimizers.weight_average import WeightAverage
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
-from imagenet_fast.training.build.class_weights import make_class_weights
 from imagenet_fast.training.build.fine_tune import freeze, load_initial_weights
 from imagenet_fast.training.build.fusion_trials import choose_fusion
 from imagenet_fast.training.build.network import (
@@ -402,3 +403,32 @@ def _check_mixer(options: UpdateOptions) -> None:
             "mixup_alpha and cutmix_alpha mix the images of a replica's micro-batch, which here is "
             "a single image; raise batch_size or lower accumulation_steps"
         )
+
+
+def make_class_weights(options: UpdateOptions, info: DatasetInfo) -> np.ndarray | None:
+    """Returns the weight of each class, float64 [classes]; None: all are 1.
+
+    ``balanced`` weights are images / (classes * images of the class), as scikit-learn's.
+
+    Args:
+      options: give ``class_weights``, and the ``model_dir`` of a run that may resume without the
+        file of its weights.
+      info: the data set.
+
+    Raises:
+      UserError: if the data has no manifest, or a file cannot be used.
+    """
+    if not options.class_weights:
+        return None
+    if options.class_weights != BALANCED:
+        return read_class_values(
+            "class_weights", options.class_weights, info.labels, options.model_dir
+        )
+    counts = np.array(info.splits["train"].class_counts, np.float64)
+    if not counts.size:
+        raise UserError(
+            "class_weights=balanced needs the number of images of each class: prepare the data "
+            "with `imagenet-fast prepare`, or give a file of weights"
+        )
+    # A class without images has no part in the loss.
+    return counts.sum() / (len(counts) * np.maximum(counts, 1))

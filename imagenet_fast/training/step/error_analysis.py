@@ -212,16 +212,11 @@ class Predictions:
         _, places = tf.math.top_k(facts[:, -1], _MISTAKES)
         assign_local(worst_variables, [tf.gather(images, places), tf.gather(facts, places)])
 
-    def analysis(self, step: int) -> ErrorAnalysis:
-        """Returns the error analysis, the same in all workers, which must all call it.
-
-        Args:
-          step: weight updates of the model.
-        """
-        return self.results(step)[0]
-
     def results(self, step: int) -> tuple[ErrorAnalysis, ImagePredictions]:
-        """Returns the error analysis and each image's predictions, as :meth:`analysis`."""
+        """Returns the error analysis, after ``step`` weight updates, and each image's predictions.
+
+        They are the same in all workers, which must all call it.
+        """
 
         # In one function: outside, each replica of a TPU slice would be fetched from its host.
         @tf.function(autograph=False)

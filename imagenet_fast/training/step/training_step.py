@@ -39,7 +39,11 @@ from imagenet_fast.training.step.metric_sums import (
 from imagenet_fast.training.step.micro_batches import micro_batches
 from imagenet_fast.training.step.mix import Mixer
 from imagenet_fast.training.step.rematerialization import Rematerialization
-from imagenet_fast.training.step.replicated_model import ReplicatedModel
+from imagenet_fast.training.step.replicated_model import (
+    ReplicatedModel,
+    states_in,
+    statistics_in,
+)
 from imagenet_fast.training.step.scores import Scores
 from imagenet_fast.training.step.selection import Selection
 from imagenet_fast.training.step.views import logits_over_views
@@ -341,7 +345,7 @@ class TrainingStep(ReplicatedModel):
 
     def _losses_in_training(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         """Returns the images' losses in training mode, float32 [batch]; leaves all states."""
-        states = [*self._statistics(), *self.draws()]
+        states = [*statistics_in(self), *self.draws()]
         before = local_values(states)
         losses = self._image_losses(self(images, training=True), labels)
         assign_local(states, before)
@@ -358,7 +362,7 @@ class TrainingStep(ReplicatedModel):
         It is unless an image's gradient depends on others, as by batch norm, mixup or
         ``select_by_loss``, or on random numbers that layers draw for a micro-batch at once.
         """
-        if self.mixer is not None or self.selection.selects or self._states():
+        if self.mixer is not None or self.selection.selects or states_in(self):
             return False
         draws = self.unseeded_draws
         if draws is None:
@@ -416,7 +420,7 @@ class TrainingStep(ReplicatedModel):
         if self._micro_batches == 1:
             return self._forward_backward(global_batch, None, *batch)
         parts = micro_batches(batch, self._micro_batches)
-        statistics = self._statistics()
+        statistics = statistics_in(self)
         draws = self.draws() if self.replicas_each > 1 else []
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         before, undrawn = local_values(statistics), local_values(draws)
@@ -553,12 +557,20 @@ class TrainingStep(ReplicatedModel):
         losses = self._training_losses(step.outputs, labels, *mixed)
         return gradients, batch_sums(step.outputs, losses, labels, weights)
 
-    def _image_losses(self, logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    def _image_losses(
+        self,
+        logits: tf.Tensor,
+        labels: tf.Tensor,
+        *mixed: tf.Tensor,
+        class_weights: np.ndarray | None = None,
+    ) -> tf.Tensor:
         return image_losses(
             logits,
             labels,
+            *mixed,
             loss=self.image_loss,
             label_smoothing=self.label_smoothing,
+            class_weights=class_weights,
             focus=self.focus,
         )
 
@@ -567,15 +579,7 @@ class TrainingStep(ReplicatedModel):
     ) -> tf.Tensor:
         if self.teacher is not None:
             return self.teacher.losses(logits, *mixed)
-        return image_losses(
-            logits,
-            labels,
-            *mixed,
-            loss=self.image_loss,
-            label_smoothing=self.label_smoothing,
-            class_weights=self.class_weights,
-            focus=self.focus,
-        )
+        return self._image_losses(logits, labels, *mixed, class_weights=self.class_weights)
 
     def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
         return scaled_loss(self.optimizer, loss)
