@@ -102,11 +102,7 @@ def check_results(directory: str | os.PathLike[str]) -> None:
 
 
 def new_path(path: str | os.PathLike[str], otherwise: str) -> Path:
-    """Returns the path of a new file or directory, after checking that it can be created.
-
-    Args:
-      path: the path.
-      otherwise: the alternative to removing an existing file, for the message.
+    """Returns the path of a new file or directory. If it exists, an error advises ``otherwise``.
 
     Raises:
       UserError: if the path exists, cannot be created, or could not be read by TensorFlow.
@@ -176,10 +172,7 @@ def read_objects(path: Path, types: Mapping[str, Any], others: Any = Any) -> lis
     Damaged lines, and objects without the required values, are skipped with one warning. An
     unfinished last line, as after a kill, is skipped silently.
 
-    Args:
-      path: the file.
-      types: required keys and the types of their values.
-      others: the type of all other values.
+    The values of required keys have ``types``, all others one of ``others``.
     """
     *lines, end = _split_lines(path)
     objects, bad = [], 0

@@ -109,11 +109,7 @@ def apply_summed_in_keras_2(
 ) -> None:
     """Updates variables by gradients of the scaled loss, summed over the replicas.
 
-    Args:
-      optimizer: of Keras 2, or of TensorFlow Addons.
-      inner: the same without its loss scale.
-      gradients: see above.
-      variables: in the order of the gradients.
+    ``inner`` is the optimizer, of Keras 2 or of TensorFlow Addons, without its loss scale.
     """
     if optimizer is not inner:
         gradients = optimizer.get_unscaled_gradients(gradients)

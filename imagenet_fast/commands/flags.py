@@ -76,9 +76,7 @@ class CommandFlags:
     def parse(self, arguments: Sequence[str], positional: str = "") -> list[str]:
         """Parses the arguments, including flagfiles, and returns the positional ones.
 
-        Args:
-          arguments: the command line after the command.
-          positional: the name of positional arguments in the help; empty: none are allowed.
+        ``positional`` is their name in the help; empty: none are allowed.
 
         Raises:
           SystemExit: after printing the help, if requested.

@@ -74,13 +74,7 @@ _IMAGES_PER_DEVICE = 256
 class Evaluator:
     """Evaluates a model on all images of a split, as often as wanted, by one program.
 
-    Args:
-      run: gives data and devices.
-      model: to be evaluated, with the averages of its weights if it has them.
-      split: ``validation``, ``test`` or ``train``.
-      keeps_predictions: whether there is an error analysis; not of multi-label data.
-      top: predicted classes of each image that are kept.
-      fits_temperature: whether a temperature can be fitted.
+    Of multi-label data there is no error analysis: scores are kept instead of predictions.
 
     Attributes:
       step: weight updates of the model in the last evaluation; -1: there was none.
@@ -120,10 +114,7 @@ class Evaluator:
     ) -> Mapping[str, tf.Tensor | float]:
         """Evaluates the model.
 
-        Args:
-          step: weight updates of the model.
-          loggers: called at the events of the evaluation.
-          temperature: by which the logits are divided for the predictions that are kept.
+        For the predictions that are kept, logits are divided by ``temperature``.
 
         Returns:
           The metrics, over all images.

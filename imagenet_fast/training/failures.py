@@ -57,10 +57,7 @@ def writing(what: str, path: str, then: str) -> Iterator[None]:
 
     Those of buckets pass: :func:`errors_explained` explains them.
 
-    Args:
-      what: is written, for the message.
-      path: of what is written.
-      then: what the same command does after the fix.
+    ``what`` is written to ``path``, and ``then`` is what the same command does after the fix.
 
     Raises:
       UserError: if it cannot be written, as to a full disk.

@@ -308,9 +308,7 @@ class _Training:
     def _save(self, step: int, sums: dict[str, float]) -> None:
         """Saves a checkpoint: after an evaluation of the same step, which it has then.
 
-        Args:
-          step: weight updates so far.
-          sums: of metrics since the last evaluation, unless that is of this step.
+        ``sums`` are of metrics since the last evaluation, unless that is of this step.
         """
         with self.clock.paused():
             for logger in self.loggers:

@@ -108,9 +108,6 @@ def build(
       fusion: gradient buckets chosen earlier in the run; None: those of its configuration.
       restored: whether a checkpoint will be restored, so that neither ``initial_weights`` nor
         images for whitening need to be read.
-
-    Raises:
-      UserError: as :func:`build_model`.
     """
     config, info, strategy = run.config, run.info, run.strategy
     build_schedule(config, run.steps_per_epoch)
@@ -178,9 +175,6 @@ def build_for_evaluation(
     A pipeline for more devices than there are has fewer stages.
 
     ``labels`` are the names of the classes; none: those of the data.
-
-    Raises:
-      UserError: as :func:`build_model`.
     """
     config = with_stages_for_devices(run.config)
     classifier = _build_without_optimizer(config, labels or run.info.labels, run.strategy, custom)

@@ -21,11 +21,8 @@ class KerasCallbacks(Logger):
     is a call of several steps, as with Keras' ``steps_per_execution``: the hook before it gets the
     number of its first step within the epoch, the one after it that of its last.
 
-    Args:
-      callbacks: of the user.
-      model: that is trained; a callback that sets its ``stop_training`` ends the run.
-      every: steps in an epoch.
-      last_step: of the run.
+    An epoch has ``every`` steps, the run ``last_step``. A callback that sets the model's
+    ``stop_training`` ends the run.
 
     Raises:
       UserError: if a callback would have no effect, or one that the checkpoints lack.

@@ -45,12 +45,7 @@ class MLPerfLog(Logger):
     A resumed run drops the lines after the step from which it resumes, and its earlier end. Epochs
     count from 1; an evaluation has the number of finished epochs.
 
-    Args:
-      run: the run; a call of steps must end after each of its epochs.
-      step: weight updates before this process.
-      batch_norm_examples: images in a batch-norm group.
-      last_step: last step of the run.
-      now: returns seconds since 1970.
+    A call of steps must end after each epoch. ``now`` returns seconds since 1970.
     """
 
     def __init__(

@@ -31,10 +31,6 @@ class Recorder:
 
     ``sums`` are those of metrics since the last evaluation, from the checkpoint of ``step``, so
     that rows are those of a run without interruption, to the bit; empty: none.
-
-    Attributes:
-      step: weight updates so far.
-      evaluations: of the run so far.
     """
 
     def __init__(

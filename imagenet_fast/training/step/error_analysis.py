@@ -127,12 +127,7 @@ class Predictions:
     ``TrainingStep.test_step`` adds those of a replica's batch, so that the analysis needs no
     further pass over the images. Make it outside of replicas, in all workers.
 
-    Args:
-      run: the run, whose data has images of the split.
-      loss: of an image, see ``image_losses``.
-      split: ``validation`` or ``test``.
-      top: predicted classes of each image that are kept, at most all.
-      fits_temperature: whether to add up what fitting a temperature needs.
+    Of each image, it keeps the ``top`` predicted classes.
     """
 
     def __init__(

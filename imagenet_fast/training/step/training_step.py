@@ -260,12 +260,7 @@ class TrainingStep(ReplicatedModel):
         return images.batch(data["step"], context.replica_id_in_sync_group)
 
     def logits(self, images: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns the mean logits over the views of each image, float32 [batch, classes].
-
-        Args:
-          images: [batch, height, width, 3], of the model input's dtype.
-          weights: [batch]; 0 for images that do not count; None: all count.
-        """
+        """Returns the mean logits over the views of each image, float32 [batch, classes]."""
         return logits_over_views(
             self._logits_of_view,
             images,
