@@ -26,9 +26,7 @@ def main(arguments: list[str]) -> int:
         "h100:4x8",
     )
     flags.define(
-        "find_batch",
-        False,
-        "for GPUs: find the largest batch that fits, starting at --batch_size",
+        "find_batch", False, "for GPUs: find the largest batch that fits, starting at --batch_size"
     )
     flags.define(
         "run_on_cpu",

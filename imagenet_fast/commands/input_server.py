@@ -32,10 +32,7 @@ def main(arguments: list[str]) -> int:
 
     tf.config.set_visible_devices([], "GPU")  # Leave them to runs on this machine.
     with input_server(
-        flags["port"],
-        flags["host"],
-        flags["worker_port"],
-        trusted_network=flags["trusted_network"],
+        flags["port"], flags["host"], flags["worker_port"], trusted_network=flags["trusted_network"]
     ) as address:
         print(f"input server: listening at {address}", flush=True)
         serve_until(stop)

@@ -193,9 +193,7 @@ def _pipeline(arguments: list[str]) -> None:
     )
     flags.define("device_memory_gb", 0.0, "memory limit of each device, in GiB; 0: none")
     flags.define(
-        "output_dir",
-        "",
-        "directory for pipeline.csv, pipeline.json and pipeline.svg; empty: none",
+        "output_dir", "", "directory for pipeline.csv, pipeline.json and pipeline.svg; empty: none"
     )
     flags.parse(arguments)
     costs, memory = flags["costs"], flags["device_memory_gb"]

@@ -48,17 +48,9 @@ from imagenet_fast.training.report.predictions_file import (
     write_predictions,
 )
 from imagenet_fast.training.run import Run, with_model
-from imagenet_fast.training.step.calibration import (
-    calibration_error,
-    fitted_temperature,
-    interval,
-)
+from imagenet_fast.training.step.calibration import calibration_error, fitted_temperature, interval
 from imagenet_fast.training.step.classifier import Classifier
-from imagenet_fast.training.step.error_analysis import (
-    ErrorAnalysis,
-    ImagePredictions,
-    Predictions,
-)
+from imagenet_fast.training.step.error_analysis import ErrorAnalysis, ImagePredictions, Predictions
 from imagenet_fast.training.step.scores import Scores
 from imagenet_fast.training.test_sets import (
     competing_classes,

@@ -63,9 +63,7 @@ class RunOptions(SharedOptions):
         in_files_of_runs=False,
     )
     eval_every: Duration = _option(
-        Duration(1, "epochs"),
-        "time between evaluations, as '1 epoch' or '500 steps'",
-        check=LASTS,
+        Duration(1, "epochs"), "time between evaluations, as '1 epoch' or '500 steps'", check=LASTS
     )
     test_time_augmentation: str = _option(
         "none",
@@ -85,15 +83,9 @@ class RunOptions(SharedOptions):
         only_if=OnlyIf("test_time_augmentation", ("none",), unless=True),
     )
     checkpoint_every: Duration = _option(
-        Duration(1, "epochs"),
-        "time between checkpoints",
-        check=LASTS,
+        Duration(1, "epochs"), "time between checkpoints", check=LASTS
     )
-    keep_checkpoints: int = _option(
-        2,
-        "number of latest checkpoints to keep",
-        check=POSITIVE,
-    )
+    keep_checkpoints: int = _option(2, "number of latest checkpoints to keep", check=POSITIVE)
     steps_per_call: str = _option(
         "auto",
         "training steps that the host starts at once, at most; auto: those of about a second. A "
@@ -106,9 +98,7 @@ class RunOptions(SharedOptions):
         ),
     )
     log_every: Duration = _option(
-        Duration(20, "steps"),
-        "time between rows of metrics.jsonl",
-        check=LASTS,
+        Duration(20, "steps"), "time between rows of metrics.jsonl", check=LASTS
     )
     best_metric: str = _option(
         "auto",
@@ -137,10 +127,7 @@ class RunOptions(SharedOptions):
         "best_metric, in model_dir/best: `train` then exports them, and `evaluate` and `export` "
         "take them with --checkpoint=best",
     )
-    tensorboard: bool = _option(
-        True,
-        "write scalars and images to model_dir/tensorboard",
-    )
+    tensorboard: bool = _option(True, "write scalars and images to model_dir/tensorboard")
     examine: bool = _option(
         True,
         "show some training images as the model sees them and, from the last evaluation, a "

@@ -100,11 +100,7 @@ def lines_of(passed: Sequence[Passed]) -> list[tuple[str, str, str, str]]:
 
 
 def change_of_hardware(
-    config: Config,
-    earlier: Config,
-    last: Segment | None,
-    here: Segment,
-    draws: bool = False,
+    config: Config, earlier: Config, last: Segment | None, here: Segment, draws: bool = False
 ) -> str:
     """Returns what is not as before where a run resumes, to complete 'resumes ...', if any."""
     (replicas, _), parts = config.replicas, []

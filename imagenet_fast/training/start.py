@@ -228,10 +228,7 @@ def make_loggers(
     if config.mlperf_log:
         loggers.append(
             MLPerfLog(
-                run,
-                step=step,
-                batch_norm_examples=batch_norm_images(run),
-                last_step=last_step,
+                run, step=step, batch_norm_examples=batch_norm_images(run), last_step=last_step
             )
         )
     return loggers

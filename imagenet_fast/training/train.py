@@ -21,10 +21,7 @@ from imagenet_fast.training.build.network import set_named_batch_norms
 from imagenet_fast.training.build.selection import selected_images
 from imagenet_fast.training.checkpoints.checkpoint import Checkpoints, restore_weights
 from imagenet_fast.training.checkpoints.config_file import as_begun
-from imagenet_fast.training.checkpoints.model_dir import (
-    alone_in,
-    kept_step,
-)
+from imagenet_fast.training.checkpoints.model_dir import alone_in, kept_step
 from imagenet_fast.training.checkpoints.thresholds import (
     Thresholds,
     read_thresholds,
@@ -162,13 +159,7 @@ class _Training:
         self.size_changes = [run.steps(until) for _, until in config.sizes_until]
         self.loggers = make_loggers(run, model, start, board, callbacks, self.eval_every)
         self.recorder = Recorder(
-            run,
-            model,
-            clock,
-            self.loggers,
-            start.evaluations,
-            step=start.step,
-            sums=start.sums,
+            run, model, clock, self.loggers, start.evaluations, step=start.step, sums=start.sums
         )
         self._resumes_between_evaluations = bool(start.sums)
 

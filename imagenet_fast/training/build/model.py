@@ -22,11 +22,7 @@ from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.distribute.options import ClusterOptions
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
-from imagenet_fast.distribute.strategy import (
-    per_replica_batch_size,
-    replicas_each,
-    tpu_coordinates,
-)
+from imagenet_fast.distribute.strategy import per_replica_batch_size, replicas_each, tpu_coordinates
 from imagenet_fast.distribute.tpu import is_tpu
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.layers.seeds import UnseededDraws, seed_states
@@ -143,10 +139,7 @@ def build(
         classifier.total_steps = run.total_steps
         if config.lookahead_every:
             classifier.lookahead = Lookahead(
-                classifier.weights,
-                config.lookahead_decay,
-                config.lookahead_every,
-                run.total_steps,
+                classifier.weights, config.lookahead_decay, config.lookahead_every, run.total_steps
             )
         classifier.compile(optimizer=build_optimizer(config, classifier, run.steps_per_epoch))
         classifier.selection = build_selection(run)
@@ -347,8 +340,7 @@ def build_all_reduce(
     if pipeline is None:
         return _all_reduce(options, fusion, "gradients")
     return StageAllReduce(
-        pipeline.devices,
-        lambda place: _all_reduce(options, fusion, f"stage_{place}", place),
+        pipeline.devices, lambda place: _all_reduce(options, fusion, f"stage_{place}", place)
     )
 
 

@@ -37,11 +37,7 @@ _DECAYED_ROLES = {
 
 
 def build_optimizer(
-    options: UpdateOptions,
-    model: keras.Model,
-    steps_per_epoch: int,
-    *,
-    every: int = 1,
+    options: UpdateOptions, model: keras.Model, steps_per_epoch: int, *, every: int = 1
 ) -> keras.optimizers.Optimizer:
     """Returns the optimizer, with loss scaling for float16.
 

@@ -16,11 +16,7 @@ from imagenet_fast.optimizers.options import OptimizerOptions
 from imagenet_fast.training.build.network import precision_policy
 from imagenet_fast.training.build.optimizer import build_optimizer
 from imagenet_fast.training.run import Run
-from imagenet_fast.training.step.losses import (
-    Focus,
-    image_losses,
-    start_at_equal_probabilities,
-)
+from imagenet_fast.training.step.losses import Focus, image_losses, start_at_equal_probabilities
 from imagenet_fast.training.step.micro_batches import rounded_part
 from imagenet_fast.training.step.selection import Proxy, Selection
 

@@ -54,8 +54,7 @@ def class_metrics(confusion: np.ndarray, labels: Sequence[str]) -> list[ClassMet
 def worst_first(metrics: Sequence[ClassMetrics]) -> list[ClassMetrics]:
     """Returns the classes by ascending recall, then precision; those without images last."""
     return sorted(
-        metrics,
-        key=lambda row: (row.recall is None, row.recall or 0.0, row.precision or 0.0),
+        metrics, key=lambda row: (row.recall is None, row.recall or 0.0, row.precision or 0.0)
     )
 
 

@@ -82,11 +82,7 @@ def multi_label_metrics(scores: np.ndarray, labels: np.ndarray) -> dict[str, flo
     precisions = average_precisions(scores, labels)
     known = precisions[~np.isnan(precisions)]
     micro, macro = f1_scores(scores, labels, np.array(DEFAULT_THRESHOLD))
-    return {
-        "map": float(known.mean()) if known.size else 0.0,
-        "f1_micro": micro,
-        "f1_macro": macro,
-    }
+    return {"map": float(known.mean()) if known.size else 0.0, "f1_micro": micro, "f1_macro": macro}
 
 
 def multi_label_classes(

@@ -86,10 +86,7 @@ def render(
         _expected(summary),
         f'<div class="cards">{"".join(run_charts(summary, rows, has_top5))}</div>',
         '<div class="cards">',
-        section(
-            "Time and images",
-            _time_bar(summary) + table(_times(summary)),
-        ),
+        section("Time and images", _time_bar(summary) + table(_times(summary))),
         section("Hardware and versions", table(_environment(summary))),
         "</div>",
         _segments(summary),
@@ -417,18 +414,12 @@ def _segments(summary: dict[str, Any]) -> str:
 def _environment(summary: dict[str, Any]) -> list[tuple[str, str]]:
     hardware = summary.get("hardware") or {}
     return [
-        (
-            "Devices",
-            summary.get("runs_on") or ", ".join(summary.get("devices") or [MISSING]),
-        ),
+        ("Devices", summary.get("runs_on") or ", ".join(summary.get("devices") or [MISSING])),
         ("Replicas", formats.number(summary.get("replicas"))),
         ("GPUs of the chief", ", ".join(hardware.get("gpus") or ["none"])),
         ("Processor of the chief", hardware.get("cpu") or MISSING),
         ("Cores of the chief", formats.number(hardware.get("cores"))),
-        (
-            "Trainable parameters",
-            formats.whole(summary.get("parameters")),
-        ),
+        ("Trainable parameters", formats.whole(summary.get("parameters"))),
         *((name, str(version)) for name, version in (summary.get("versions") or {}).items()),
     ]
 

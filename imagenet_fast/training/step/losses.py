@@ -154,10 +154,7 @@ def _one_hot(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float) -> tf
 
 
 def _sigmoid_loss(
-    logits: tf.Tensor,
-    targets: tf.Tensor,
-    focus: Focus,
-    class_weights: np.ndarray | None = None,
+    logits: tf.Tensor, targets: tf.Tensor, focus: Focus, class_weights: np.ndarray | None = None
 ) -> tf.Tensor:
     """Returns the sum of :class:`Focus` over the classes, float32 [batch].
 

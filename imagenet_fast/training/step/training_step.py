@@ -18,11 +18,7 @@ from imagenet_fast.distribute.one_call import assign_local, local_values
 from imagenet_fast.distribute.workers import workers_of
 from imagenet_fast.layers import micro_batch
 from imagenet_fast.layers.seeds import UnseededDraws, seed_states
-from imagenet_fast.optimizers.loss_scale import (
-    apply_gradients,
-    leave_sums_to_the_step,
-    scaled_loss,
-)
+from imagenet_fast.optimizers.loss_scale import apply_gradients, leave_sums_to_the_step, scaled_loss
 from imagenet_fast.optimizers.slots import make_slots
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.programs import sum_of
@@ -30,20 +26,11 @@ from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
 from imagenet_fast.training.step.distillation import Teacher
 from imagenet_fast.training.step.error_analysis import Predictions
 from imagenet_fast.training.step.losses import Focus, class_probabilities, image_losses
-from imagenet_fast.training.step.metric_sums import (
-    NAMES,
-    Metric,
-    MetricSums,
-    batch_sums,
-)
+from imagenet_fast.training.step.metric_sums import NAMES, Metric, MetricSums, batch_sums
 from imagenet_fast.training.step.micro_batches import micro_batches
 from imagenet_fast.training.step.mix import Mixer
 from imagenet_fast.training.step.rematerialization import Rematerialization
-from imagenet_fast.training.step.replicated_model import (
-    ReplicatedModel,
-    states_in,
-    statistics_in,
-)
+from imagenet_fast.training.step.replicated_model import ReplicatedModel, states_in, statistics_in
 from imagenet_fast.training.step.scores import Scores
 from imagenet_fast.training.step.selection import Selection
 from imagenet_fast.training.step.views import logits_over_views
@@ -262,12 +249,7 @@ class TrainingStep(ReplicatedModel):
     def logits(self, images: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
         """Returns the mean logits over the views of each image, float32 [batch, classes]."""
         return logits_over_views(
-            self._logits_of_view,
-            images,
-            self.views,
-            self.views_fraction,
-            weights,
-            self.image_loss,
+            self._logits_of_view, images, self.views, self.views_fraction, weights, self.image_loss
         )
 
     def _logits_of_view(self, images: tf.Tensor) -> tf.Tensor:
