@@ -151,10 +151,7 @@ def _free(directory: Path) -> str:
 
 
 def _read(shards: Sequence[Path]) -> tuple[int, int, float]:
-    """Reads the first records.
-
-    Returns:
-      Their number, their bytes, and the seconds it took.
+    """Reads the first records; returns their number, their bytes, and the seconds it took.
 
     Raises:
       UserError: if one is damaged.

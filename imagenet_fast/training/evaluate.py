@@ -104,14 +104,9 @@ class Evaluator:
     def evaluate(
         self, step: int = 0, loggers: Sequence[Logger] = (), *, temperature: float = 1.0
     ) -> Mapping[str, tf.Tensor | float]:
-        """Evaluates the model.
+        """Evaluates the model; returns the metrics, over all images. All workers must call it.
 
         For the predictions that are kept, logits are divided by ``temperature``.
-
-        Returns:
-          The metrics, over all images.
-
-        All workers must call it.
         """
         for logger in loggers:
             logger.before_evaluation(step)
@@ -347,11 +342,11 @@ def _intervals(result: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 def _any_label(images: ImagePredictions, right: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Returns the accuracy by several right labels of each image of a split."""
-    accuracy = right_labels_accuracy(images.classes[:, 0], [right[row] for row in images.rows])
+    top1, count = right_labels_accuracy(images.classes[:, 0], [right[row] for row in images.rows])
     return {
-        "any_label_top1": accuracy.top1,
-        "any_label_top1_interval": interval(accuracy.top1, accuracy.images),
-        "any_label_examples": accuracy.images,
+        "any_label_top1": top1,
+        "any_label_top1_interval": interval(top1, count),
+        "any_label_examples": count,
     }
 
 

@@ -34,13 +34,10 @@ def finish(
     trained: bool,
     stopped: str,
 ) -> dict[str, Any]:
-    """Writes summary, error analysis and report; all workers must call it.
+    """Writes summary, error analysis and report; returns the summary. All workers must call it.
 
     A run that had been finished before this process, which has not ``trained``, keeps its summary.
     ``evaluator`` keeps predictions, for the error analysis; None: there is none.
-
-    Returns:
-      The summary.
     """
     directory = run.config.model_dir
     summary = None if trained else read_summary(directory)

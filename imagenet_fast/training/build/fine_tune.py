@@ -155,11 +155,7 @@ def load_initial_weights(
 def _load_of_library(
     model: Classifier, rebuild: Callable[[Config, Sequence[str]], Classifier]
 ) -> tuple[str, bool]:
-    """Loads weights into a network of a library.
-
-    Returns:
-      Their source, and whether it has the classification head, too.
-    """
+    """Loads a network of a library; returns the source, and whether it has the head, too."""
     config, network = model.config, network_of(model)
     assert config is not None
     if config.pretrained:

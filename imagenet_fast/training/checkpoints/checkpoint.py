@@ -197,12 +197,9 @@ def check_resumable(model_dir: str) -> None:
 
 
 def restore_weights(model: Classifier, model_dir: str, which: str = "last") -> str:
-    """Restores the weights of a run's ``last`` or ``best`` checkpoint, whatever its precision.
+    """Restores the weights of a ``last`` or ``best`` checkpoint in any precision; returns its path.
 
     Restores their moving average too, if the model keeps one.
-
-    Returns:
-      The checkpoint's path.
 
     Raises:
       UserError: if there is none, or it is another model's, or damaged.

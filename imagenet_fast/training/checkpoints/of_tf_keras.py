@@ -30,13 +30,10 @@ def is_of_tf_keras(path: str) -> bool:
 
 
 def keys_of_tf_keras(path: str, model: keras.Model) -> list[str]:
-    """Finds a model's weights: by their names or, if these differ, by the places of their layers.
+    """Finds the keys of a model's weights by their names or, if these differ, by their places.
 
     Keras 3 has other names for weights of sequential models and depthwise convolutions, and the
     numbers in names depend on the layers made before.
-
-    Returns:
-      The key of each of ``model.weights`` in the checkpoint.
 
     Raises:
       ValueError: if one is not there.
@@ -71,13 +68,10 @@ def weights_of_tf_keras(path: str, keys: Sequence[str]) -> list[np.ndarray]:
 
 
 def shadows_of_tf_keras(path: str, shadow: str, keys: Sequence[str]) -> list[np.ndarray]:
-    """Reads a copy of a model's weights: their average, or lookahead's slow weights.
+    """Reads a copy of a model's weights, in the order of their keys.
 
     ``shadow`` is ``weight_averages`` or ``slow_weights``; ``keys`` are of the weights that have a
     copy.
-
-    Returns:
-      The values, in the order of the keys.
 
     Raises:
       ValueError: if one is not there.

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from imagenet_fast.training.report.class_metrics import fraction_of
+
 # The threshold of rows of metrics, and of classes of which nothing is known.
 DEFAULT_THRESHOLD = 0.5
 
@@ -96,9 +98,9 @@ def multi_label_classes(
             int(images),
             None if np.isnan(precision) else float(precision),
             float(threshold),
-            _fraction(hits, images),
-            _fraction(hits, guesses),
-            _fraction(2 * hits, images + guesses),
+            fraction_of(hits, images),
+            fraction_of(hits, guesses),
+            fraction_of(2 * hits, images + guesses),
         )
         for name, precision, threshold, hits, guesses, images in zip(
             names, average_precisions(scores, labels), thresholds, right, predicted, wanted
@@ -134,7 +136,3 @@ def _curve(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarr
     ordered = scores[order]
     last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)[: len(ordered)])
     return ordered[last], np.cumsum(labels[order] > 0)[last], last + 1
-
-
-def _fraction(part: np.int64, whole: np.int64) -> float | None:
-    return float(part / whole) if whole else None

@@ -167,43 +167,30 @@ def _tiles(
     summary: dict[str, Any], has_top5: bool, loss_name: str, mean_recall: float | None
 ) -> str:
     """Returns the main results."""
-    main = metric_of(summary)
+    main, percent = metric_of(summary), formats.percent
     if is_number(summary.get(main)):
         images = formats.count(summary.get("images_evaluated"), "image")
-        best = summary.get(f"best_{main}")
-        better = ""
+        best, better = summary.get(f"best_{main}"), ""
         if is_number(best) and best > summary[main]:
-            better = f"; best {formats.percent(best)} at step {summary.get('best_step')}"
-        loss = f"validation loss {formats.number(summary.get('loss'))}"
+            better = f"; best {percent(best)} at step {summary.get('best_step')}"
         title = "Top-1 accuracy" if main == "top1" else "Mean average precision"
-        tiles = [
-            (
-                title,
-                formats.percent(summary[main]),
-                f"{_interval(summary, main)}on {images}{better}",
-            ),
-            (
-                "Top-5 accuracy",
-                formats.percent(summary.get("top5")),
-                f"{_interval(summary, 'top5')}{loss}",
-            ),
-        ]
-        if main == "map":
-            note = f"macro F1 {formats.percent(summary.get('f1_macro'))}; {loss}"
-            tiles[1] = ("Micro F1", formats.percent(summary.get("f1_micro")), note)
-        elif not has_top5:
-            tiles[1] = ("Validation loss", formats.number(summary.get("loss")), loss_name)
+        note = f"{_interval(summary, main)}on {images}{better}"
+        tiles = [(title, percent(summary[main]), note)]
         if mean_recall is not None:
             note = "classes have unequal numbers of images"
-            tiles.insert(1, ("Mean of recalls", formats.percent(mean_recall), note))
+            tiles.append(("Mean of recalls", percent(mean_recall), note))
+        loss = formats.number(summary.get("loss"))
+        if main == "map":
+            note = f"macro F1 {percent(summary.get('f1_macro'))}; validation loss {loss}"
+            tiles.append(("Micro F1", percent(summary.get("f1_micro")), note))
+        elif has_top5:
+            note = f"{_interval(summary, 'top5')}validation loss {loss}"
+            tiles.append(("Top-5 accuracy", percent(summary.get("top5")), note))
+        else:
+            tiles.append(("Validation loss", loss, loss_name))
     else:
-        tiles = [
-            (
-                "Training loss",
-                formats.number(summary.get("train_loss")),
-                "no evaluation in this run",
-            )
-        ]
+        loss = formats.number(summary.get("train_loss"))
+        tiles = [("Training loss", loss, "no evaluation in this run")]
     train, wall, train_to_target, wall_to_target = (
         formats.seconds(summary.get(f"{name}_seconds{until}"))
         for until in ("", "_to_target")
@@ -217,14 +204,10 @@ def _tiles(
         tiles.append((name, "not reached", f"in {train} of training"))
     else:
         tiles.append((name, train_to_target, f"of training; {wall_to_target} in all"))
-    tiles.append(
-        (
-            "Images per second",
-            formats.number(summary.get("images_per_second")),
-            f"{formats.number(summary.get('images_per_second_per_device'))} per device",
-        )
+    speed, note = (
+        formats.number(summary.get(f"images_per_second{each}")) for each in ("", "_per_device")
     )
-    return tile_row(tiles)
+    return tile_row([*tiles, ("Images per second", speed, f"{note} per device")])
 
 
 def _interval(summary: dict[str, Any], name: str) -> str:
