@@ -51,8 +51,10 @@ def _step(arguments: list[str]) -> None:
         "--model is ResNet v1, as in Keras applications; --nostride_on_1x1: v1.5",
     )
     flags.define("xla", False, "compile all with XLA")
-    options = ("model", "batch_size", "image_size", "precision", "stride_on_1x1", "xla")
-    options += ("weight_decay",)
+    options = (
+        *("model", "batch_size", "image_size", "precision", "stride_on_1x1", "xla"),
+        "weight_decay",
+    )
     _define_samples(flags, repeats=10, warmup=2)
     flags.define("steps", 1, "training steps in a sample; choose more if a step is short")
     counts = _parsed(flags, arguments, "repeats", "warmup", "steps")
