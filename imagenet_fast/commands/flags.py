@@ -47,9 +47,8 @@ class CommandFlags:
         of_run: bool = False,
         about: str = "",
     ) -> None:
-        self._command = command
+        self._command, self._of_run = command, of_run
         self._about = about or COMMANDS.get(command, "")
-        self._of_run = of_run
         self._other = set(options) - set(main) if main else set()
         self._has_options = bool(options)
         self._flags = flags.FlagValues()

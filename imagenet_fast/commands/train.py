@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
 
 from imagenet_fast.base.durations import Duration
@@ -86,7 +85,7 @@ def main(arguments: list[str]) -> int:
             best = config.keep_best and kept_step(config.model_dir) is not None
             which = "best" if best else "last"
             path = checkpoint_of(config.model_dir, which)
-            print(f"exporting {path} to {flags['saved_model']}", file=sys.stderr, flush=True)
+            say(f"exporting {path} to {flags['saved_model']}")
             print(export(config, flags["saved_model"], checkpoint=which))
         length = Duration(float(f"{summary['epochs']:.4g}"), "epochs")
         main = "map" if "map" in summary else "top1"

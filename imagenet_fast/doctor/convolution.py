@@ -97,7 +97,7 @@ def _check_type(
     device: str, operands: Sequence[np.ndarray], expected: Sequence[np.ndarray], dtype: str
 ) -> Finding:
     """Checks a device in one dtype, with and without XLA."""
-    name = f"{_short_name(device)} {dtype}"
+    name = f"{device.rpartition('device:')[2]} {dtype}"  # as GPU:0 float32
     seconds, errors = {}, {}
     for mode, xla in (("plain", False), ("XLA", True)):
         label = "with XLA" if xla else "without XLA"
@@ -227,8 +227,3 @@ def _capability(device: str) -> tuple[int, ...]:
     gpus = tf.config.get_visible_devices("GPU")
     details = tf.config.experimental.get_device_details(gpus[place])
     return details.get("compute_capability") or ()
-
-
-def _short_name(device: str) -> str:
-    """Returns ``GPU:0`` of ``/job:localhost/replica:0/task:0/device:GPU:0``."""
-    return device.rpartition("device:")[2]

@@ -302,7 +302,8 @@ def evaluate(
         if info.multi_label:
             result |= _with_thresholds(config, path, evaluator.scores, labels, per_class)
         else:
-            result |= _intervals(result)
+            for name in ("top1", "top5"):
+                result[f"{name}_interval"] = interval(result[name], result["examples"])
             if competing is not None:
                 result["competing"] = len(labels)
             analysis, images = evaluator.results()
@@ -332,12 +333,6 @@ def _check_none_given(options: Mapping[str, Any], info: DatasetInfo) -> None:
             "images of one: leave it out"
             + ("; predict --output writes predictions" if "predictions" in given else "")
         )
-
-
-def _intervals(result: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Returns the intervals of an evaluation's accuracies."""
-    names = ("top1", "top5")
-    return {f"{name}_interval": interval(result[name], result["examples"]) for name in names}
 
 
 def _any_label(images: ImagePredictions, right: Sequence[Sequence[int]]) -> dict[str, Any]:

@@ -92,7 +92,8 @@ class MLPerfLog(Logger):
         """Writes the start of an epoch before its first step."""
         if not self._in_epoch:
             # With the number of its first step: dropped if a resumed run repeats that step.
-            self._write(_START, "epoch_start", epoch_num=self._epoch(), step_num=step + 1)
+            number = self._step // self._steps_per_epoch + 1
+            self._write(_START, "epoch_start", epoch_num=number, step_num=step + 1)
             self._in_epoch = True
 
     def after_steps(self, step: int) -> None:
@@ -127,10 +128,6 @@ class MLPerfLog(Logger):
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
-
-    def _epoch(self) -> int:
-        """Returns the number of the epoch to which the next step belongs."""
-        return self._step // self._steps_per_epoch + 1
 
     def _epochs_done(self) -> float:
         epochs = self._step / self._steps_per_epoch

@@ -14,7 +14,6 @@ from imagenet_fast.base.html_page import document, header, section, table, tile_
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.config import Config, option_names
-from imagenet_fast.data.options import DataOptions
 from imagenet_fast.recipes import find_recipe, read_header
 from imagenet_fast.training.checkpoints.thresholds import Thresholds, read_thresholds
 from imagenet_fast.training.logs.metrics_file import Row, read_rows
@@ -70,7 +69,10 @@ def render(
 
     Any number of the summary may be None.
     """
-    name = f"{config.model} on {summary.get('data') or _data_name(config)}"
+    data = summary.get("data")
+    if not data:
+        data = "synthetic images" if config.synthetic else to_path(config.data_dir).name or "data"
+    name = f"{config.model} on {data}"
     has_top5 = not 0 < len(labels) <= _FEW_CLASSES
     main = metric_of(summary)
     value = summary.get(main)
@@ -100,10 +102,6 @@ def render(
         section("Options", _options(config)),
     ]
     return document(title, body, page_images.STYLE)
-
-
-def _data_name(options: DataOptions) -> str:
-    return "synthetic images" if options.synthetic else to_path(options.data_dir).name or "data"
 
 
 def _subtitle(summary: dict[str, Any], config: Config) -> str:

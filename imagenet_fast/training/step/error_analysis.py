@@ -140,10 +140,8 @@ class Predictions:
         fits_temperature: bool = False,
     ) -> None:
         options, info, strategy = run.config, run.info, run.strategy
-        self._strategy = strategy
-        self._loss = loss
-        self._top = top
-        self._fits_temperature = fits_temperature
+        self._strategy, self._loss = strategy, loss
+        self._top, self._fits_temperature = top, fits_temperature
         batches = evaluation_steps(info, options, strategy, split)
         size = options.evaluation_image_size
         self._batch_size = evaluation_batch_size(options, strategy, info.splits[split].examples)
