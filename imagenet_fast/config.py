@@ -154,11 +154,7 @@ def option_type(name: str) -> Any:
 
 
 def parse_option(name: str, text: str) -> Any:
-    """Returns ``text`` converted to the type of the option ``name``.
-
-    Raises:
-      UserError: if there is no such option, or ``text`` is not a valid value.
-    """
+    """Returns a text as a value of the type of an option; a UserError if it is none."""
     require_option(name, option_names())
     return parse(name, option_type(name), text)
 

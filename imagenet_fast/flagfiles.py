@@ -30,12 +30,7 @@ Times = Union[Duration, tuple[Duration, ...]]
 
 
 class Length(NamedTuple):
-    """The length of a run.
-
-    Attributes:
-      duration: in any unit.
-      batch_size: images in a weight update.
-    """
+    """The length of a run in any unit, and the images in a weight update."""
 
     duration: Duration
     batch_size: int

@@ -92,11 +92,7 @@ def unreachable(server: str) -> str:
 
 
 def local_address(server: str) -> str:
-    """Returns the address of this machine from which it connects to a server.
-
-    Raises:
-      OSError: if the connection fails.
-    """
+    """Returns this machine's address in a connection to a server; an OSError if that fails."""
     host, _, port = server.rpartition(":")
     address = (host.strip("[]"), int(port))
     if not 0 < address[1] <= LAST_PORT:  # The system would take it modulo 65536.

@@ -287,11 +287,7 @@ def option_text(value: Any) -> str:
 
 
 def parse(name: str, kind: Any, text: str) -> Any:
-    """Returns the value of an option of a type, given in the format of flagfiles.
-
-    Raises:
-      UserError: if the text is not a value of that type.
-    """
+    """Returns an option's value, given as in flagfiles; a UserError if it is not of its type."""
     if typing.get_origin(kind) is tuple:
         item = typing.get_args(kind)[0]
         return tuple(parse(name, item, part) for part in text.split(",") if part.strip())

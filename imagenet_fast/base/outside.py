@@ -111,11 +111,7 @@ def as_type(values: Any, kind: type[_Kind]) -> _Kind:
 
 
 def check_types(values: Mapping[str, Any], types: Mapping[str, Any], others: Any = Any) -> None:
-    """Checks the values of a JSON object: those of required keys, and all others.
-
-    Raises:
-      ValueError: if a key is missing, or a value not of its type.
-    """
+    """Raises a ValueError if a JSON object lacks a key, or has a value of another type."""
     for key in {*values, *types}:
         try:
             as_type(values.get(key), types.get(key, others))
@@ -124,10 +120,5 @@ def check_types(values: Mapping[str, Any], types: Mapping[str, Any], others: Any
 
 
 def read_json(path: Path, kind: type[_Kind]) -> _Kind:
-    """Returns the value in a JSON file; see :func:`parse_json`.
-
-    Raises:
-      OSError: if the file cannot be read.
-      ValueError: if it is not JSON of this type.
-    """
+    """Returns the value in a JSON file; errors are of :func:`read_bounded`, :func:`parse_json`."""
     return parse_json(read_bounded(path, MAX_JSON), kind)

@@ -137,11 +137,7 @@ def _like(example: str | float, name: str, value: str) -> str | float:
 
 
 def _compared(text: str) -> tuple[str, list[str]]:
-    """Returns the flag to compare and its values; no values if there is nothing to compare.
-
-    Raises:
-      UserError: if the flag does not exist, or has no values.
-    """
+    """Returns the flag to compare and its values, none if there is nothing to; or a UserError."""
     if not text:
         return "", []
     name, _, values = text.partition("=")

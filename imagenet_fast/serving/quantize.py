@@ -25,11 +25,7 @@ from imagenet_fast.serving.module import ServingModule
 
 
 def info_with(config: Config, split: str) -> DatasetInfo:
-    """Returns what is known of the data.
-
-    Raises:
-      UserError: if it cannot be read, or has no images of the split.
-    """
+    """Returns what is known of the data; a UserError if it has no images of the split."""
     info = read_info(config)
     if config.synthetic or split not in info.splits:
         raise UserError(f"{info.name} has no {split} images: give another --data_dir")

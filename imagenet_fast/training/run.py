@@ -74,11 +74,7 @@ class Run:
 def make_run(
     config: Config, model: CustomModel | None = None, strategy: tf.distribute.Strategy | None = None
 ) -> Run:
-    """Returns a run, after reading what its data has and finding its devices.
-
-    Raises:
-      UserError: if the data or the devices cannot be used.
-    """
+    """Returns a run; a UserError if its data or its devices cannot be used."""
     config, info = with_model(config, model), read_info(config)
     check_number_of_labels(config, info)
     strategy = strategy or make_strategy(config)

@@ -103,11 +103,7 @@ class Checkpoints:
         return tf.train.CheckpointManager(self._checkpoint, str(path), max_to_keep=keep)
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Writes a checkpoint, with further values to restore, as JSON values.
-
-        Raises:
-          UserError: if it cannot be written, as to a full disk.
-        """
+        """Writes a checkpoint, with JSON values to restore; a UserError if the disk is full."""
         self._state.value = state
         with self._model.averaged_batch_norm_statistics():
             self._write(self._manager, step)

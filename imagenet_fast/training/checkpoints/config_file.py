@@ -106,11 +106,7 @@ def differences(names: Sequence[str], run: Config, config: Config) -> str:
 
 
 def stored_config(model_dir: str) -> Config:
-    """Returns all that the run's file says: to compare and to show, not to build from.
-
-    Raises:
-      UserError: if there is no run.
-    """
+    """Returns what a run's file says, to compare and to show, not to build from; or a UserError."""
     file = directory_of(model_dir) / CONFIG_FILE
     try:
         text = read_bounded(file, MAX_JSON).decode()

@@ -207,11 +207,7 @@ def check_model_dir(config: Config, labels: Sequence[str]) -> None:
 
 
 def check_network(config: Config) -> None:
-    """Checks that trained weights compute with ``config`` what they compute in their run.
-
-    Raises:
-      UserError: if an option of the network or of its inputs is not the run's.
-    """
+    """Raises a UserError if a run's weights compute something else with ``config`` than there."""
     run = stored_config(config.model_dir)
     _check_model_is_given(config, run)
     fields = {field.name: field for field in dataclasses.fields(Config)}
