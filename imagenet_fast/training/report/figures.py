@@ -121,7 +121,7 @@ def reliability_svg(analysis: ErrorAnalysis) -> str:
 
 
 def images_png(images: np.ndarray, captions: Sequence[str]) -> bytes:
-    """Returns at least one uint8 image, in rows, with captions below, cut if long, as a PNG file."""
+    """Returns uint8 images, at least one, in rows, with captions below, cut if long, as a PNG."""
     rows = -(-len(images) // _COLUMNS)
     lines = max(caption.count("\n") + 1 for caption in captions)
     below = 0.1 + 0.15 * lines  # as a fraction of an image

@@ -228,23 +228,20 @@ class TrainingStep(ReplicatedModel):
             on the device.
           split: ``train`` or ``validation``.
         """
-        images, labels, weights = self._stored_batch(data, split)
+        if _is_step_number(data):
+            made = {"train": self.training_images, "validation": self.validation_images}[split]
+            if made is None:
+                raise UserError(
+                    "the data hold step numbers instead of images, as with data_on_device, but "
+                    f"this model has no {split} images: build it with the data's Config"
+                )
+            context = tf.distribute.get_replica_context()
+            images, labels, weights = made.batch(data["step"], context.replica_id_in_sync_group)
+        else:
+            images, labels, weights = _unpack(data, self.image_loss != "cross_entropy")
         if self.class_numbers is not None:
             labels = _renumbered(labels, self.class_numbers, self.output_shape[-1])
         return images, labels, weights
-
-    def _stored_batch(self, data: Any, split: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns a :meth:`batch` with the labels of the data."""
-        if not _is_step_number(data):
-            return _unpack(data, self.image_loss != "cross_entropy")
-        images = {"train": self.training_images, "validation": self.validation_images}[split]
-        if images is None:
-            raise UserError(
-                "the data hold step numbers instead of images, as with data_on_device, but this "
-                f"model has no {split} images: build it with the data's Config"
-            )
-        context = tf.distribute.get_replica_context()
-        return images.batch(data["step"], context.replica_id_in_sync_group)
 
     def logits(self, images: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
         """Returns the mean logits over the views of each image, float32 [batch, classes]."""
