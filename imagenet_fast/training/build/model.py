@@ -17,7 +17,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.data.class_values import BALANCED, read_class_values
 from imagenet_fast.data.dataset import make_images_on_device
 from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.options import DataOptions, InputOptions
+from imagenet_fast.data.options import InputOptions
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.distribute.options import ClusterOptions
@@ -294,13 +294,15 @@ def build_classifier(
         (logits,) = tf.nest.flatten(network(normalize(pixels), **needed_arguments(network)))
         if logits.dtype != tf.float32:  # of a network of the user
             logits = keras.layers.Activation("linear", dtype="float32", name="float32")(logits)
+        mixes = config.mixup_alpha or config.cutmix_alpha
+        mixer = Mixer(config.mixup_alpha, config.cutmix_alpha, config.seed) if mixes else None
         model = Classifier(
             pixels,
             logits,
             loss=config.loss,
             label_smoothing=config.label_smoothing,
             focus=Focus.of(config),
-            mixer=_mixer(config),
+            mixer=mixer,
             accumulation_steps=config.accumulation_steps,
             replicas_each=replicas_each(config, tf.distribute.get_strategy()),
             replicas_together=_replicas_together(config, network),
@@ -373,12 +375,6 @@ def _replicas_together(config: Config, network: keras.Model) -> int:
             f"device for each of {config.replicas[0]} replicas"
         )
     return together
-
-
-def _mixer(options: DataOptions) -> Mixer | None:
-    if not options.mixup_alpha and not options.cutmix_alpha:
-        return None
-    return Mixer(options.mixup_alpha, options.cutmix_alpha, options.seed)
 
 
 def _check_mixer(options: UpdateOptions) -> None:
