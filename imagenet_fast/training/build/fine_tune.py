@@ -194,12 +194,8 @@ def _set_in_order(
 
     Names would not do: Keras numbers layers that have none, and those inside of others recur.
 
-    Args:
-      network: of a library.
-      source: weights of the same network, with or without a head of any kind.
-      name: of the source, for messages.
-      headless: whether the source is all of the network but its head.
-      with_head: whether to set the last layer, too.
+    A ``headless`` source is all of the network but its head. The last layer is set only
+    ``with_head``.
     """
     head = models.head(network)
     last = {id(variable) for variable in head.weights} if head and not with_head else set()

@@ -61,9 +61,7 @@ class Checkpoints:
     over all; only the chief's file is kept. All workers restore from it, so all must be able to
     read ``model_dir``.
 
-    Args:
-      model: compiled and made in its strategy's scope.
-      options: gives ``model_dir`` and ``keep_checkpoints``.
+    The model is compiled, and made in its strategy's scope.
     """
 
     def __init__(self, model: Classifier, options: RunOptions) -> None:

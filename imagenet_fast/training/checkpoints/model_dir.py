@@ -69,12 +69,9 @@ def claim_model_dir(
 ) -> None:
     """Writes the configuration to ``model_dir``, or checks that it is there.
 
-    Args:
-      config: gives ``model_dir``, and is written there.
-      labels: the name of each class, written beside it.
-      preparation: what ``prepare`` did to the images, likewise; None: unknown.
-      class_values: what ``class_weights`` and ``sampling`` gave for each class, likewise.
-      chief: whether this process writes; others only check.
+    Beside it are the names of the classes, what ``prepare`` did to the images, and what
+    ``class_weights`` and ``sampling`` gave for each class. Processes other than the chief only
+    check.
 
     Raises:
       UserError: if the directory cannot be written, or holds a run with other options or classes.
