@@ -100,7 +100,11 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
 
     @classmethod
     def from_json(cls, text: str) -> Config:
-        """Reads what :meth:`to_json` wrote; a UserError if it is anything else."""
+        """Reads what :meth:`to_json` wrote.
+
+        Raises:
+          UserError: if ``text`` is not such an object.
+        """
         try:
             values = parse_json(text, dict[str, Any])
         except ValueError as error:
@@ -154,7 +158,11 @@ def option_type(name: str) -> Any:
 
 
 def parse_option(name: str, text: str) -> Any:
-    """Returns a text as a value of the type of an option; a UserError if it is none."""
+    """Returns ``text`` converted to the type of the option ``name``.
+
+    Raises:
+      UserError: if there is no such option, or ``text`` is not a valid value.
+    """
     require_option(name, option_names())
     return parse(name, option_type(name), text)
 

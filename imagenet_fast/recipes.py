@@ -35,7 +35,11 @@ class Recipe(NamedTuple):
 
 
 def recipe_names() -> list[str]:
-    """Returns the names of all recipes, sorted; a UserError if the installation has none."""
+    """Returns the names of all recipes, sorted.
+
+    Raises:
+      UserError: if the installation has none.
+    """
     names = sorted(path.stem for path in _FOLDER.glob(f"*{_SUFFIX}"))
     if not names:
         raise UserError(f"there are no recipes in {_FOLDER}: reinstall imagenet_fast")

@@ -20,7 +20,15 @@ class PortInUse(UserError):  # noqa: N818 - it says what is wrong
 
 
 def check_free(name: str, port: int) -> None:
-    """Raises PortInUse unless a port is free, which two gRPC servers would silently share."""
+    """Checks that a port is free, because two gRPC servers would silently share one.
+
+    Args:
+      name: the option that gives the port, for the message.
+      port: the port, on all addresses of this machine.
+
+    Raises:
+      PortInUse: if the port is in use or not permitted.
+    """
     with socket.socket() as listener:
         # Ignore a finished server's connections in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -92,7 +100,11 @@ def unreachable(server: str) -> str:
 
 
 def local_address(server: str) -> str:
-    """Returns this machine's address in a connection to a server; an OSError if that fails."""
+    """Returns the address of this machine from which it connects to a server.
+
+    Raises:
+      OSError: if the connection fails.
+    """
     host, _, port = server.rpartition(":")
     address = (host.strip("[]"), int(port))
     if not 0 < address[1] <= LAST_PORT:  # The system would take it modulo 65536.

@@ -59,13 +59,22 @@ class Duration:
         return cls(amount, unit)
 
     def steps(self, steps_per_epoch: int, batch_size: int) -> int:
-        """Returns the number of weight updates, rounded to the nearest integer."""
+        """Returns the number of weight updates, rounded to the nearest integer.
+
+        Args:
+          steps_per_epoch: weight updates in an epoch.
+          batch_size: global batch size, in images.
+        """
         return round(self.exact_steps(steps_per_epoch, batch_size))
 
     def exact_steps(self, steps_per_epoch: int, batch_size: int) -> float:
         """Returns the unrounded number of weight updates.
 
         For example, 17936338 examples are 547.37 updates at batch 32768.
+
+        Args:
+          steps_per_epoch: weight updates in an epoch.
+          batch_size: global batch size, in images.
         """
         if self.unit == "epochs":
             return self.amount * steps_per_epoch

@@ -51,7 +51,11 @@ def choices_hint(name: str, names: Collection[str]) -> str:
 
 
 def require_choice(option: str, value: str, choices: Collection[str]) -> None:
-    """Raises a UserError, with the closest choices or all, unless a value is one of them."""
+    """Checks that an option's value is one of its choices.
+
+    Raises:
+      UserError: if it is not, with the closest choices or all.
+    """
     if value not in choices:
         raise UserError(f"{option}={value!r} does not exist{choices_hint(value, choices)}")
 

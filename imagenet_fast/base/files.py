@@ -77,7 +77,15 @@ def open_to_append(path: pathlib.Path) -> IO[bytes]:
 
 
 def write_results(directory: str | os.PathLike[str], texts: Mapping[str, str]) -> list[str]:
-    """Writes texts to files by name, in a directory that it makes; a UserError if it cannot."""
+    """Writes several files and returns their paths.
+
+    Args:
+      directory: the directory, created if it does not exist.
+      texts: each file's content, by file name.
+
+    Raises:
+      UserError: if a file cannot be written.
+    """
     paths = [to_path(directory, name) for name in texts]
     try:
         to_path(directory).mkdir(parents=True, exist_ok=True)
@@ -89,7 +97,14 @@ def write_results(directory: str | os.PathLike[str], texts: Mapping[str, str]) -
 
 
 def check_results(directory: str | os.PathLike[str]) -> None:
-    """Raises a UserError, before long work, if :func:`write_results` could not write."""
+    """Checks, before long work, that :func:`write_results` can write to a directory.
+
+    Args:
+      directory: the directory, created if it does not exist.
+
+    Raises:
+      UserError: if no file can be written there.
+    """
     path = temporary_beside(to_path(directory, "writable"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +134,11 @@ def new_path(path: str | os.PathLike[str], otherwise: str) -> Path:
 
 
 def check_no_pattern(path: Path) -> None:
-    """Raises a UserError for a path with glob characters, which TensorFlow would expand."""
+    """Checks that a path contains no glob characters, because TensorFlow reads paths as patterns.
+
+    Raises:
+      UserError: if it contains one.
+    """
     if any(character in str(path) for character in "*?[\\"):
         raise UserError(
             f"{path}: TensorFlow cannot read files from paths with *, ?, [ or \\; choose a path "

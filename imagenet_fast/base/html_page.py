@@ -73,9 +73,12 @@ def tile_row(tiles: Iterable[tuple[str, str, str]]) -> str:
 
 
 def image(data: bytes, kind: str, small: bool = False) -> str:
-    """Returns an ``img`` element with an image file, ``jpeg`` or ``png``, embedded.
+    """Returns an ``img`` element with the image embedded.
 
-    Pixels of ``small`` ones stay visible when the page enlarges them.
+    Args:
+      data: the file's content.
+      kind: the file's format, ``jpeg`` or ``png``.
+      small: whether to keep pixels visible when the page enlarges the image.
     """
     style = ' class="small"' if small else ""
     text = base64.b64encode(data).decode("ascii")

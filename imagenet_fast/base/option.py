@@ -158,7 +158,11 @@ class Options:
         self._check_together()
 
     def _check_effects(self) -> None:
-        """Raises a UserError for values that have no effect because of another option's."""
+        """Refuses values that have no effect because of another option's value.
+
+        Raises:
+          UserError: if such an option does not have its default.
+        """
         fields = {field.name: field for field in dataclasses.fields(self)}
         for name, condition in self.without_effect(vars(self)).items():
             other = option_text(getattr(self, condition.option)) or "empty"
@@ -267,7 +271,11 @@ class Options:
 
 
 def require_option(name: str, names: typing.Iterable[str]) -> None:
-    """Raises a UserError for an option that does not exist, with what replaces it or is close."""
+    """Checks that an option exists.
+
+    Raises:
+      UserError: if it does not, with what replaces it if it is gone, or the closest names.
+    """
     names = list(names)
     if name not in names:
         if instead := advice(name):
@@ -287,7 +295,16 @@ def option_text(value: Any) -> str:
 
 
 def parse(name: str, kind: Any, text: str) -> Any:
-    """Returns an option's value, given as in flagfiles; a UserError if it is not of its type."""
+    """Returns the value of an option given as text.
+
+    Args:
+      name: the option, for messages.
+      kind: the option's type.
+      text: the value, in the format of flagfiles.
+
+    Raises:
+      UserError: if the text is not a value of that type.
+    """
     if typing.get_origin(kind) is tuple:
         item = typing.get_args(kind)[0]
         return tuple(parse(name, item, part) for part in text.split(",") if part.strip())

@@ -103,7 +103,11 @@ def parse_json(content: str | bytes, kind: type[_Kind]) -> _Kind:
 
 
 def as_type(values: Any, kind: type[_Kind]) -> _Kind:
-    """Returns JSON values as a value of a type; errors are those of :func:`parse_json`."""
+    """Returns JSON values as a value of a type; see :func:`parse_json`.
+
+    Raises:
+      ValueError: if they are not of this type; the message names the place.
+    """
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
@@ -111,7 +115,16 @@ def as_type(values: Any, kind: type[_Kind]) -> _Kind:
 
 
 def check_types(values: Mapping[str, Any], types: Mapping[str, Any], others: Any = Any) -> None:
-    """Raises a ValueError if a JSON object lacks a key, or has a value of another type."""
+    """Checks the values of a JSON object.
+
+    Args:
+      values: the object.
+      types: required keys and the types of their values.
+      others: the type of all other values.
+
+    Raises:
+      ValueError: if a key is missing, or a value not of its type.
+    """
     for key in {*values, *types}:
         try:
             as_type(values.get(key), types.get(key, others))
@@ -120,5 +133,10 @@ def check_types(values: Mapping[str, Any], types: Mapping[str, Any], others: Any
 
 
 def read_json(path: Path, kind: type[_Kind]) -> _Kind:
-    """Returns the value in a JSON file; errors are of :func:`read_bounded`, :func:`parse_json`."""
+    """Returns the value in a JSON file; see :func:`parse_json`.
+
+    Raises:
+      OSError: if the file cannot be read.
+      ValueError: if it is not JSON of this type.
+    """
     return parse_json(read_bounded(path, MAX_JSON), kind)

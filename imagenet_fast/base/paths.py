@@ -210,7 +210,16 @@ def is_local(path: str | os.PathLike[str]) -> bool:
 
 
 def to_local_path(path: str | os.PathLike[str], name: str, advice: str = "") -> pathlib.Path:
-    """Returns a path, given by an option; a UserError if it is not local."""
+    """Returns a path that must be local.
+
+    Args:
+      path: the path.
+      name: the option that gives the path, for the message.
+      advice: text appended to the message.
+
+    Raises:
+      UserError: if it is in a bucket.
+    """
     path = to_path(path)
     if isinstance(path, pathlib.Path):
         return path

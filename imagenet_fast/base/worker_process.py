@@ -96,6 +96,15 @@ class Worker:
     If it leads a process group, it and its children are paused between answers, so that it neither
     takes CPU time from others nor works ahead outside of its timings.
 
+    Args:
+      process: the process, with pipes.
+      program: the program's name.
+      errors: the file of its standard error.
+      job: the first line of input.
+      name: the worker's task, for messages.
+      advice: what to do if it fails.
+      limit_seconds: time limit for each answer; None: no limit.
+
     Attributes:
       answer: the answer to ``job``.
 
@@ -118,7 +127,12 @@ class Worker:
         self.answer = self.ask(job)
 
     def ask(self, message: str) -> Any:
-        """Returns the answer to a line of input; errors are those of the class."""
+        """Returns the answer to a line of input.
+
+        Raises:
+          UserError: if the program fails.
+          WorkerTimeout: if it does not answer in time.
+        """
         answers = self._process.stdout
         assert answers
         self._signal(signal.SIGCONT)

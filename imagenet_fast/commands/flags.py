@@ -159,7 +159,11 @@ class CommandFlags:
         return of_files[-1] if of_files and name not in self._given else self._flags[name].value
 
     def changes(self, run: Config | None = None) -> dict[str, Any]:
-        """Returns the given options of Config, beside those of a run that is resumed."""
+        """Returns the given options of Config, with their values.
+
+        Args:
+          run: the configuration of the run that the command resumes; None: none.
+        """
         options = set(option_names()) - set(self.own_names())
         flags = {
             name: self._flags[name].value

@@ -130,7 +130,11 @@ def _write(plan: Any, directory: str | os.PathLike[str]) -> None:
 
 
 def _like(example: str | float, name: str, value: str) -> str | float:
-    """Returns a value as the type of ``example``; a UserError if it is none."""
+    """Returns a value converted to the type of ``example``.
+
+    Raises:
+      UserError: if that is impossible.
+    """
     try:
         return type(example)(value)
     except ValueError:
@@ -138,7 +142,11 @@ def _like(example: str | float, name: str, value: str) -> str | float:
 
 
 def _compared(text: str) -> tuple[str, list[str]]:
-    """Returns the flag to compare and its values, none if there is nothing to; or a UserError."""
+    """Returns the flag to compare and its values; no values if there is nothing to compare.
+
+    Raises:
+      UserError: if the flag does not exist, or has no values.
+    """
     if not text:
         return "", []
     name, _, values = text.partition("=")

@@ -99,7 +99,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _minutes(text: str) -> float | None:
-    """Returns the value of ``--wait_for_hardware``, None without; a UserError for no number."""
+    """Returns the value of ``--wait_for_hardware``; None: none.
+
+    Raises:
+      UserError: if it is no number of minutes.
+    """
     if not text:
         return None
     try:

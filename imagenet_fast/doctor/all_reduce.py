@@ -101,7 +101,13 @@ def _check(name: str, options: ClusterOptions) -> list[Finding]:
 def _measure(
     strategy: tf.distribute.Strategy, all_reduce: AllReduce, size: int
 ) -> tuple[float, list[float]]:
-    """Returns the sum's largest error, relative to its largest number, and the times in seconds."""
+    """Returns the sum's largest error, relative to its largest number, and the times in seconds.
+
+    Args:
+      strategy: of the replicas.
+      all_reduce: the all-reduce.
+      size: float32 numbers to sum.
+    """
     replicas = strategy.num_replicas_in_sync
     total = float(sum(1 + replica % _FACTORS for replica in range(replicas)))
     with strategy.scope():

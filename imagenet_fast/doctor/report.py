@@ -36,7 +36,15 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def write(findings: Sequence[Finding], directory: str | os.PathLike[str]) -> list[str]:
-    """Writes ``doctor.json`` and ``doctor.txt`` by :func:`write_results`; returns their paths."""
+    """Writes ``doctor.json`` and ``doctor.txt``, and returns their paths.
+
+    Args:
+      findings: of all checks.
+      directory: where; made if it does not exist.
+
+    Raises:
+      UserError: if they cannot be written.
+    """
     values = {
         "findings": [dataclasses.asdict(finding) for finding in findings],
         "summary": summary(findings),

@@ -18,7 +18,11 @@ Answers = Iterable[dict[str, Any]]
 
 
 def output_path(path: str) -> Path:
-    """Returns the path of a new file; a UserError for other suffixes."""
+    """Returns the path of a file to write, after checking that it can be written.
+
+    Raises:
+      UserError: if it exists, or has another suffix.
+    """
     if not path.lower().endswith(tuple(_FORMATS)):
         raise UserError(f"output: {path} must end with {' or '.join(_FORMATS)}")
     return new_path(path, "give another name")

@@ -8,7 +8,15 @@ from imagenet_fast.base.errors import UserError
 
 
 def check_arguments(directory: str, paths: Sequence[str]) -> None:
-    """Raises a UserError unless a SavedModel and images are named."""
+    """Checks that a SavedModel and images are named.
+
+    Args:
+      directory: of the SavedModel.
+      paths: of the images.
+
+    Raises:
+      UserError: if one is missing.
+    """
     if not paths:
         raise UserError("no images: name image files or folders")
     if not directory:

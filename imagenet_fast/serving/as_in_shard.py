@@ -24,6 +24,11 @@ _FILTER = "keyscubic"
 def as_in_shard(encoded: tf.Tensor, preparation: Preparation, max_pixels: int) -> tf.Tensor:
     """Returns an image file as ``prepare`` would have stored it.
 
+    Args:
+      encoded: bytes of a JPEG or PNG, a string scalar.
+      preparation: what to do.
+      max_pixels: maximum height times width.
+
     Returns:
       Bytes of a JPEG or PNG, a string scalar; as given, if ``prepare`` keeps the file, or makes a
       PNG of a PNG.

@@ -55,7 +55,13 @@ def serving_module(
 ) -> Iterator[ServingModule]:
     """Makes the module that is exported of a trained model; it computes in float32.
 
-    The arguments are those of :func:`~imagenet_fast.export`.
+    Args:
+      source: a configuration, whose ``model_dir`` holds a checkpoint, or a model from
+        ``build_model``.
+      top_k: predicted classes per encoded image; all, if there are fewer.
+      model: the network that was given to ``train``, if it was no function of a module.
+      checkpoint: of the configuration's run: ``last`` or ``best``.
+      temperature: by which logits are divided, for probabilities that are less, or more, certain.
 
     Yields:
       The module. Until the end it has the moving averages of the weights, if the model keeps them.

@@ -25,7 +25,11 @@ from imagenet_fast.serving.module import ServingModule
 
 
 def info_with(config: Config, split: str) -> DatasetInfo:
-    """Returns what is known of the data; a UserError if it has no images of the split."""
+    """Returns what is known of the data.
+
+    Raises:
+      UserError: if it cannot be read, or has no images of the split.
+    """
     info = read_info(config)
     if config.synthetic or split not in info.splits:
         raise UserError(f"{info.name} has no {split} images: give another --data_dir")
@@ -60,7 +64,11 @@ def prepared_images(
 
 
 def calibration_images(config: Config, count: int = 512) -> np.ndarray:
-    """Returns the first training images, uint8 [count, size, size, 3]; a UserError for none."""
+    """Returns at most so many training images, uint8 [count, size, size, 3], to calibrate int8 on.
+
+    Raises:
+      UserError: if there are none.
+    """
     return np.concatenate([pixels for pixels, _ in prepared_images(config, "train", count)])
 
 

@@ -325,7 +325,11 @@ def evaluate(
 
 
 def _check_none_given(options: Mapping[str, Any], info: DatasetInfo) -> None:
-    """Raises a UserError for options that are for images of one label."""
+    """Checks that there is none of the options that are for images of one label.
+
+    Raises:
+      UserError: if there is one.
+    """
     given = [name for name, value in options.items() if value]
     if given:
         raise UserError(

@@ -34,10 +34,20 @@ def finish(
     trained: bool,
     stopped: str,
 ) -> dict[str, Any]:
-    """Writes summary, error analysis and report; returns the summary. All workers must call it.
+    """Writes summary, error analysis and report; all workers must call it.
 
-    A run that had been finished before this process, which has not ``trained``, keeps its summary.
-    ``evaluator`` keeps predictions, for the error analysis; None: there is none.
+    Args:
+      run: the run.
+      model: the trained model.
+      clock: of the run.
+      evaluator: keeps predictions, for the error analysis; None: there is none.
+      board: TensorBoard's files; None: there are none.
+      step: weight updates done.
+      trained: whether this process has trained; a run that was finished keeps its summary.
+      stopped: why the run ended before its last step; empty: it did not.
+
+    Returns:
+      The summary.
     """
     directory = run.config.model_dir
     summary = None if trained else read_summary(directory)

@@ -53,12 +53,20 @@ class Run:
 
     @functools.cached_property
     def steps_per_epoch(self) -> int:
-        """Weight updates in an epoch; a UserError if there is not a single full batch."""
+        """Weight updates in an epoch.
+
+        Raises:
+          UserError: if there is not a single full batch.
+        """
         return steps_per_epoch(self.info, self.config)
 
     @functools.cached_property
     def total_steps(self) -> int:
-        """Weight updates of the whole run; a UserError if there are none."""
+        """Weight updates of the whole run.
+
+        Raises:
+          UserError: if there are none.
+        """
         return total_steps(self.config, self.steps_per_epoch)
 
     def steps(self, duration: Duration) -> int:
@@ -74,7 +82,16 @@ class Run:
 def make_run(
     config: Config, model: CustomModel | None = None, strategy: tf.distribute.Strategy | None = None
 ) -> Run:
-    """Returns a run; a UserError if its data or its devices cannot be used."""
+    """Returns a run, after reading what its data has and finding its devices.
+
+    Args:
+      config: of the run.
+      model: the user's own network, which the run's configuration then records.
+      strategy: of the devices; None: the one that ``config`` describes.
+
+    Raises:
+      UserError: if the data or the devices cannot be used.
+    """
     config, info = with_model(config, model), read_info(config)
     check_number_of_labels(config, info)
     strategy = strategy or make_strategy(config)
@@ -115,7 +132,11 @@ def with_model(config: Config, model: CustomModel | None) -> Config:
 
 
 def check_number_of_labels(config: Config, info: DatasetInfo) -> None:
-    """Raises a UserError if an option does not fit the number of labels of an image."""
+    """Checks the options that depend on how many labels an image has.
+
+    Raises:
+      UserError: if one does not fit.
+    """
     if info.multi_label and config.loss == "cross_entropy":
         raise UserError(f"{info.name}: {ONE_LABEL}")
     several = config.best_metric in MULTI_LABEL_METRICS

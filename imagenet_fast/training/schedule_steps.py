@@ -9,7 +9,11 @@ from imagenet_fast.optimizers.options import ScheduleOptions
 
 
 def total_steps(options: ScheduleOptions, steps_per_epoch: int) -> int:
-    """Returns the weight updates of a run; a UserError if there are none."""
+    """Returns the weight updates of a run.
+
+    Raises:
+      UserError: if there are none.
+    """
     total = options.duration.steps(steps_per_epoch, options.batch_size)
     if not total:
         raise UserError(

@@ -102,7 +102,15 @@ def lines_of(passed: Sequence[Passed]) -> list[tuple[str, str, str, str]]:
 def change_of_hardware(
     config: Config, earlier: Config, last: Segment | None, here: Segment, draws: bool = False
 ) -> str:
-    """Returns what is not as before where a run resumes, to complete 'resumes ...', if any."""
+    """Returns what is not as before where a run resumes, to complete "resumes ..."; empty: nothing.
+
+    Args:
+      config: of the run, with its replicas.
+      earlier: of the run until now.
+      last: the segment before; None: it is not known.
+      here: the one that begins.
+      draws: whether layers of the network draw random numbers.
+    """
     (replicas, _), parts = config.replicas, []
     if last is not None and last["runs_on"] != here["runs_on"]:
         today, before = (

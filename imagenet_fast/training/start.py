@@ -84,6 +84,10 @@ def segment_of(model: Classifier, step: int) -> Segment:
 def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, list[str]]:
     """Builds the model and claims the run's folder for it.
 
+    Args:
+      run: the run.
+      custom: the user's own network; None: the one that the configuration names.
+
     Returns:
       The model, and what changes where the run resumes: its schedule, its devices.
 
@@ -125,7 +129,11 @@ def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, list[s
 
 
 def _check_other_micro_batches(config: Config, earlier: Config, model: Classifier) -> None:
-    """Raises a UserError if micro-batches of another size would be another training."""
+    """Checks that a run may resume with micro-batches of another size.
+
+    Raises:
+      UserError: if it would be another training.
+    """
     with model.distribute_strategy.scope():
         alone = model.treats_images_alone()
     if not alone:
@@ -202,7 +210,16 @@ def make_loggers(
     callbacks: Sequence[keras.callbacks.Callback],
     eval_every: int,
 ) -> list[Logger]:
-    """Returns what follows a run from where it begins; most of it only in the chief."""
+    """Returns what follows a run from where it begins; most of it only in the chief.
+
+    Args:
+      run: the run.
+      model: of it.
+      start: where it begins.
+      board: TensorBoard's files; None: none.
+      callbacks: of the user; some also take rows.
+      eval_every: steps between evaluations.
+    """
     config, (step, last_step, *_) = run.config, start
     loggers: list[Logger] = []
     model.stop_training = False  # as a callback sets it
@@ -261,7 +278,11 @@ def say_what_begins(run: Run, model: Classifier, start: Start, changes: Sequence
 
 
 def _check_against_data(run: Run) -> None:
-    """Raises a UserError for profiled steps after the run's end; warns of ineffective options."""
+    """Checks the options whose effect depends on the data.
+
+    Raises:
+      UserError: if one goes beyond the end of the run.
+    """
     config = run.config
     if config.profile_steps and config.profile_steps[-1] > run.total_steps:
         raise UserError(

@@ -66,7 +66,12 @@ def make_summary(
 ) -> dict[str, Any]:
     """Returns the results of a run.
 
-    Processes other than the chief have no results from files.
+    Args:
+      run: the run; processes other than its chief have no results from files.
+      model: the trained model.
+      clock: of the run.
+      step: weight updates done.
+      stopped: why the run ended before its last step; empty: it did not.
     """
     options, runs_on = run.config, model_devices(model)
     rows = read_rows(options.model_dir) if run.chief else []

@@ -134,7 +134,18 @@ def train(
 
 
 class _Training:
-    """This process' part of a run."""
+    """This process' part of a run.
+
+    Args:
+      run: the run.
+      model: of it.
+      clock: of the run.
+      start: where this process begins.
+      checkpoints: of the model.
+      compile_cache: gets what is compiled.
+      board: TensorBoard's files; None: there are none.
+      callbacks: of the user.
+    """
 
     def __init__(
         self,

@@ -226,7 +226,15 @@ def _role(name: str) -> str:
 
 
 def run_in(path: Path, option: str) -> Config:
-    """Returns the configuration of a run; a UserError if there is none, or its network is code."""
+    """Returns the configuration of a run whose network is no code.
+
+    Args:
+      path: its directory.
+      option: that names it.
+
+    Raises:
+      UserError: if there is none, or its network is code.
+    """
     run = stored_config(str(path))
     if is_custom(run.model):
         raise UserError(

@@ -104,6 +104,9 @@ def build(
       fusion: gradient buckets chosen earlier in the run; None: those of its configuration.
       restored: whether a checkpoint will be restored, so that neither ``initial_weights`` nor
         images for whitening need to be read.
+
+    Raises:
+      UserError: as :func:`build_model`.
     """
     config, info, strategy = run.config, run.info, run.strategy
     build_schedule(config, run.steps_per_epoch)
@@ -167,7 +170,13 @@ def build_for_evaluation(
 
     A pipeline for more devices than there are has fewer stages.
 
-    ``labels`` are the names of the classes; none: those of the data.
+    Args:
+      run: the run, or one on other data or devices.
+      custom: as of :func:`build`.
+      labels: the name of each class; none: those of the data.
+
+    Raises:
+      UserError: as :func:`build_model`.
     """
     config = with_stages_for_devices(run.config)
     classifier = _build_without_optimizer(config, labels or run.info.labels, run.strategy, custom)
@@ -271,6 +280,11 @@ def build_classifier(
 
     With ``train_sizes``, ``size_ramp`` or another ``eval_image_size`` it takes images of any size.
 
+    Args:
+      config: of the model.
+      labels: the name of each class.
+      custom: the user's own network, for which ``config.model`` stands; None: the one it names.
+
     Raises:
       UserError: if the strategy in scope does not support the configured batch norm, pipeline or
         precision.
@@ -337,7 +351,16 @@ def _timed_fusion(options: InputOptions, model: Classifier) -> Fusion | None:
 def build_all_reduce(
     options: ClusterOptions, pipeline: Pipeline | None = None, fusion: Fusion | None = None
 ) -> AllReduce | StageAllReduce:
-    """Returns the strategy's gradient all-reduce; a UserError if it lacks the algorithm."""
+    """Returns the gradient all-reduce for the strategy in scope.
+
+    Args:
+      options: of the run.
+      pipeline: the model's, if it has one.
+      fusion: the gradient buckets; None: those of ``options``.
+
+    Raises:
+      UserError: if the replicas do not support the configured algorithm.
+    """
     fusion = fusion or Fusion(options.fusion_bytes, options.fusion_segments)
     if pipeline is None:
         return _all_reduce(options, fusion, "gradients")
@@ -366,7 +389,11 @@ def _unseeded_draws(config: Config) -> UnseededDraws | None:
 
 
 def _replicas_together(config: Config, network: keras.Model) -> int:
-    """Returns ``replicas_together``, 1 if layers draw random numbers; else a UserError."""
+    """Returns ``replicas_together``, which must be 1 if layers draw random numbers.
+
+    Raises:
+      UserError: if it is not.
+    """
     together = replicas_together(config)
     if together > 1 and seed_states(network):
         raise UserError(

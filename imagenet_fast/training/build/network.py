@@ -245,7 +245,11 @@ def _check_dtypes(config: Config, network: keras.Model) -> None:
 
 
 def check_pipeline(config: Config) -> None:
-    """Raises a UserError if there can be no pipelines, or an option contradicts one."""
+    """Checks that there can be pipelines, and no option contradicts one.
+
+    Raises:
+      UserError: if one does.
+    """
     require_keras_3()
     for name, given in (
         ("xla", config.xla),

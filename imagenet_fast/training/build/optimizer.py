@@ -43,7 +43,11 @@ def build_optimizer(
 
     The variables' roles decide which are decayed, and which LARS scales.
 
-    There is an update of this model for ``every`` steps of the run.
+    Args:
+      options: of the run.
+      model: from pixels to logits, with the network as a layer.
+      steps_per_epoch: weight updates in an epoch.
+      every: steps of the run for each update of this model.
 
     Raises:
       UserError: if there is no such optimizer, or the schedule does not fit the run.

@@ -24,7 +24,11 @@ _MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredSt
 
 
 def check_selection(run: Run) -> None:
-    """Raises a UserError if a run cannot select images by their loss as configured."""
+    """Checks that a run can select images by their loss as configured.
+
+    Raises:
+      UserError: if it cannot.
+    """
     config, strategy = run.config, run.strategy
     if config.select_by_loss == 1:
         return

@@ -101,7 +101,15 @@ class Checkpoints:
         return tf.train.CheckpointManager(self._checkpoint, str(path), max_to_keep=keep)
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Writes a checkpoint, with JSON values to restore; a UserError if the disk is full."""
+        """Writes a checkpoint.
+
+        Args:
+          step: weight updates so far.
+          state: other values to restore, as JSON values.
+
+        Raises:
+          UserError: if it cannot be written, as to a full disk.
+        """
         self._state.value = state
         with self._model.averaged_batch_norm_statistics():
             self._write(self._manager, step)
@@ -181,7 +189,11 @@ class Checkpoints:
 
 
 def check_resumable(model_dir: str) -> None:
-    """Raises a UserError if the run in ``model_dir``, if any, was begun with tf_keras."""
+    """Checks that this version can resume the run in ``model_dir``, if there is one.
+
+    Raises:
+      UserError: if it was begun with tf_keras.
+    """
     latest = latest_checkpoint(to_path(model_dir, CHECKPOINTS))
     if latest is None:
         return

@@ -106,7 +106,11 @@ def differences(names: Sequence[str], run: Config, config: Config) -> str:
 
 
 def stored_config(model_dir: str) -> Config:
-    """Returns what a run's file says, to compare and to show, not to build from; or a UserError."""
+    """Returns all that the run's file says: to compare and to show, not to build from.
+
+    Raises:
+      UserError: if there is no run.
+    """
     file = directory_of(model_dir) / CONFIG_FILE
     try:
         text = read_bounded(file, MAX_JSON).decode()
@@ -118,7 +122,11 @@ def stored_config(model_dir: str) -> Config:
 
 
 def directory_of(model_dir: str) -> Path:
-    """Returns the path of ``model_dir``, which must be neither empty nor a glob pattern."""
+    """Returns the path of ``model_dir``.
+
+    Raises:
+      UserError: if it is empty, or TensorFlow would read it as a glob pattern.
+    """
     if not model_dir:
         raise UserError("no model: give --model_dir, the directory of a training run")
     directory = to_path(model_dir)

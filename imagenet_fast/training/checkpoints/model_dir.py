@@ -69,9 +69,12 @@ def claim_model_dir(
 ) -> None:
     """Writes the configuration to ``model_dir``, or checks that it is there.
 
-    Beside it are the names of the classes, what ``prepare`` did to the images, and what
-    ``class_weights`` and ``sampling`` gave for each class. Processes other than the chief only
-    check.
+    Args:
+      config: gives ``model_dir``, and is written there.
+      labels: the name of each class, written beside it.
+      preparation: what ``prepare`` did to the images, likewise; None: unknown.
+      class_values: what ``class_weights`` and ``sampling`` gave for each class, likewise.
+      chief: whether this process writes; others only check.
 
     Raises:
       UserError: if the directory cannot be written, or holds a run with other options or classes.
@@ -111,7 +114,11 @@ def _check_no_links(directory: Path) -> None:
 
 
 def _check_class_values(directory: Path, given: Mapping[str, Mapping[str, float]]) -> None:
-    """Raises a UserError if options by class have other values than when the run began."""
+    """Checks that options by class have the values with which the run in a directory began.
+
+    Raises:
+      UserError: if their files have changed, or the recorded values cannot be read.
+    """
     earlier = recorded_class_values(str(directory)) if given else {}
     if not earlier:
         return
@@ -127,7 +134,11 @@ def _check_class_values(directory: Path, given: Mapping[str, Mapping[str, float]
 
 @contextlib.contextmanager
 def alone_in(model_dir: str) -> Iterator[None]:
-    """Locks ``model_dir`` where locks exist; a UserError if another process trains there."""
+    """Locks ``model_dir`` for training, if the file system has locks.
+
+    Raises:
+      UserError: if another process trains there.
+    """
     if not is_local(model_dir):
         yield
         return
@@ -204,7 +215,14 @@ def check_model_dir(config: Config, labels: Sequence[str]) -> None:
 
 
 def check_network(config: Config) -> None:
-    """Raises a UserError if a run's weights compute something else with ``config`` than there."""
+    """Checks that trained weights compute with ``config`` what they compute in their run.
+
+    Args:
+      config: gives ``model_dir``, the run's.
+
+    Raises:
+      UserError: if an option of the network or of its inputs is not the run's.
+    """
     run = stored_config(config.model_dir)
     _check_model_is_given(config, run)
     fields = {field.name: field for field in dataclasses.fields(Config)}
@@ -297,7 +315,11 @@ def _same_by_number(labels: Sequence[str], trained: Sequence[str]) -> bool:
 
 
 def read_labels(model_dir: str) -> tuple[str, ...]:
-    """Returns the names of a run's classes; a UserError if they are missing or damaged."""
+    """Returns the name of each class of the run in ``model_dir``.
+
+    Raises:
+      UserError: if there is none, or its file is damaged.
+    """
     file = directory_of(model_dir) / LABELS_FILE
     try:
         *labels, end = read_bounded(file, MAX_JSON).decode().split("\n")
@@ -364,7 +386,13 @@ def checkpoint_of(model_dir: str, which: str = "last") -> str:
 
 
 def lost_best(model_dir: str, best: Row, best_metric: str = "auto") -> str:
-    """Returns a sentence that says that the best evaluation has no checkpoint; else nothing."""
+    """Returns a sentence that says that the best evaluation has no checkpoint; empty: it has one.
+
+    Args:
+      model_dir: the run's directory.
+      best: the best evaluation; empty: there is none.
+      best_metric: the option.
+    """
     kept = kept_step(model_dir)
     if not best or (kept is not None and kept >= best["step"]):
         return ""

@@ -42,7 +42,11 @@ def write_thresholds(directory: str, thresholds: dict[str, Thresholds]) -> None:
 
 
 def read_thresholds(directory: str) -> dict[str, Thresholds]:
-    """Returns what :func:`write_thresholds` wrote, if anything; a UserError if it is damaged."""
+    """Returns what :func:`write_thresholds` wrote; empty: nothing.
+
+    Raises:
+      UserError: it cannot be read.
+    """
     path = to_path(directory, FILE)
     try:
         return read_json(path, dict[str, Thresholds])

@@ -152,7 +152,11 @@ class MLPerfLog(Logger):
 
 
 def read_lines(model_dir: str) -> list[dict[str, Any]]:
-    """Returns the lines of a log without an unfinished last one; a UserError for damaged ones."""
+    """Returns the lines of a run's log, without an incomplete last one.
+
+    Raises:
+      UserError: if one is damaged.
+    """
     file = to_path(model_dir, FILE)
     lines = [line[len(_MARK) :] for line in whole_lines(file) if line.startswith(_MARK)]
     try:

@@ -21,7 +21,13 @@ class ProgressBar(Logger):
 
     The ETA includes evaluations and checkpoints, but no compilation.
 
-    With at most 5 classes, top-5 accuracy says nothing and is left out.
+    Args:
+      step: weight updates before this process.
+      total_steps: weight updates of the run.
+      batch_size: images in a weight update.
+      devices: number of devices.
+      classes: number of classes; with at most 5, top-5 accuracy says nothing and is left out.
+      now: gives the time in seconds.
     """
 
     def __init__(

@@ -85,7 +85,11 @@ class Recorder:
             )
 
     def evaluated(self, metrics: Mapping[str, tf.Tensor | float]) -> None:
-        """Passes on the metrics of an evaluation, after :func:`check_evaluated`."""
+        """Passes on the metrics of an evaluation.
+
+        Raises:
+          RuntimeError: if images are missing or were counted twice.
+        """
         row = {name: float(value) for name, value in metrics.items()}
         check_evaluated(row, self._run.examples("validation"))
         evaluation = {"kind": "validation", **self._where(), **row, **self._times()}
@@ -93,7 +97,11 @@ class Recorder:
         self._write(evaluation)
 
     def read(self) -> None:
-        """Passes on a row of the steps since the last, if any; a UserError for many bad images."""
+        """Passes on a row of the steps since the last row, if any.
+
+        Raises:
+          UserError: if too many images cannot be read.
+        """
         if not self._unread:
             return
         sums = self._model.metric_sums.sums()
@@ -156,7 +164,11 @@ class Recorder:
 
 
 def check_evaluated(row: Row, examples: int) -> None:
-    """Raises a RuntimeError, of a bug in this package, unless each image was evaluated once."""
+    """Checks that an evaluation saw each image once.
+
+    Raises:
+      RuntimeError: if it did not, which is a bug in this package.
+    """
     seen = row["examples"] + row["skipped"]
     if seen != examples:
         raise RuntimeError(f"evaluation saw {seen:.0f} images, but there are {examples}")

@@ -31,7 +31,12 @@ class ClassMetrics(NamedTuple):
 
 
 def class_metrics(confusion: np.ndarray, labels: Sequence[str]) -> list[ClassMetrics]:
-    """Returns the metrics of each class, from the ``confusion`` of an ``ErrorAnalysis``."""
+    """Returns the metrics of each class, in the order of the classes.
+
+    Args:
+      confusion: int64 [entries, 3]: true class, predicted class and number of images.
+      labels: the name of each class.
+    """
     true, predicted, images = confusion.T
     of_class, of_prediction, right = (np.zeros(len(labels), np.int64) for _ in range(3))
     np.add.at(of_class, true, images)

@@ -121,7 +121,12 @@ def reliability_svg(analysis: ErrorAnalysis) -> str:
 
 
 def images_png(images: np.ndarray, captions: Sequence[str]) -> bytes:
-    """Returns uint8 images, at least one, in rows, with captions below, cut if long, as a PNG."""
+    """Returns images in rows, each with its caption below, as a PNG file.
+
+    Args:
+      images: uint8 [images, height, width, 3], at least one.
+      captions: one or several lines for each image; long lines are cut.
+    """
     rows = -(-len(images) // _COLUMNS)
     lines = max(caption.count("\n") + 1 for caption in captions)
     below = 0.1 + 0.15 * lines  # as a fraction of an image

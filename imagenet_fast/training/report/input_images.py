@@ -45,7 +45,10 @@ def make_input_images(run: Run, mixer: Mixer | None, step: int) -> InputImages:
     This leaves training's order as it is, and does not wait for its shuffle buffer or cache to
     fill. Unreadable images are skipped.
 
-    They have the image size and the random numbers of weight update ``step``.
+    Args:
+      run: the run, whose data is not synthetic.
+      mixer: mixes them; None: they are not mixed.
+      step: the weight update whose image size and random numbers are used.
 
     Raises:
       tf.errors.OpError: if a shard cannot be read.

@@ -22,7 +22,11 @@ _AT_ONCE = 4096
 
 
 def check_predictions_file(path: str) -> Path:
-    """Returns the path of a new file; a UserError for other suffixes or missing libraries."""
+    """Returns the path of a file to write, after checking that it can be written.
+
+    Raises:
+      UserError: if it exists, has another suffix, or a library is missing.
+    """
     if not path.lower().endswith(SUFFIXES):
         raise UserError(f"predictions: {path} must end with {' or '.join(SUFFIXES)}")
     if path.lower().endswith(".parquet"):

@@ -45,7 +45,15 @@ def load_error_analysis(model_dir: str, classes: int) -> ErrorAnalysis | None:
 def save_inputs(
     model_dir: str, inputs: InputImages, labels: Sequence[str], step: int, board: TensorBoard | None
 ) -> None:
-    """Saves input images, after showing them on TensorBoard, if there is a board."""
+    """Saves input images, after showing them on TensorBoard.
+
+    Args:
+      model_dir: the run's directory.
+      inputs: the images.
+      labels: the name of each class.
+      step: weight updates so far.
+      board: TensorBoard's files; None: not shown.
+    """
     if board and len(inputs.images):
         # Imported only if used: matplotlib takes long to import.
         from imagenet_fast.training.report.figures import images_png, input_captions
@@ -59,7 +67,14 @@ def save_inputs(
 def save_error_analysis(
     model_dir: str, analysis: ErrorAnalysis, labels: Sequence[str], board: TensorBoard | None
 ) -> None:
-    """Saves an error analysis, after showing it on TensorBoard, if there is a board."""
+    """Saves an error analysis, after showing it on TensorBoard.
+
+    Args:
+      model_dir: the run's directory.
+      analysis: of the run's model.
+      labels: the name of each class.
+      board: TensorBoard's files; None: not shown.
+    """
     if board:
         from imagenet_fast.training.report.figures import (
             confusion_png,

@@ -28,7 +28,9 @@ def interval(fraction: float, count: float) -> tuple[float, float]:
     Were other images drawn as these were, the interval would contain the model's accuracy on all
     such images 19 times in 20. It holds for few images, and for accuracies near 0 and 1.
 
-    Of 0 images it is (0, 1).
+    Args:
+      fraction: the accuracy.
+      count: number of images; 0: the interval is (0, 1).
     """
     if not count:
         return 0.0, 1.0

@@ -12,6 +12,10 @@ from imagenet_fast.base.errors import UserError
 def micro_batches(batch: Sequence[tf.Tensor], count: int) -> list[tf.Tensor]:
     """Returns each tensor of a batch as [count, images, ...].
 
+    Args:
+      batch: tensors [batch, ...].
+      count: number of micro-batches.
+
     Raises:
       UserError: if the batch size is not a multiple of ``count``; an unknown one is checked when
         the graph runs.
@@ -38,9 +42,11 @@ def micro_batches(batch: Sequence[tf.Tensor], count: int) -> list[tf.Tensor]:
 
 
 def images_in(images: tf.Tensor, fraction: float) -> tf.Tensor | int:
-    """Returns the number of images in a fraction of a batch, an int if the batch size is known.
+    """Returns the number of images in a fraction of a batch: rounded, and at least one.
 
-    It is rounded, and at least one.
+    Args:
+      images: [batch, ...]; if the batch size is known, so is the result.
+      fraction: in (0, 1].
     """
     size = images.shape[0]
     if size is not None:

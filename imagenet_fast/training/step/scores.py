@@ -55,7 +55,11 @@ class Scores:
     ) -> None:
         """Adds those of a batch; to be called in a replica.
 
-        As of ``Predictions.add``, but of labels int32 [batch, classes], and without the images.
+        Args:
+          images: not used.
+          labels: int32 [batch, classes]; negative ones mark padding.
+          weights: float32 [batch]; 0 for images that do not count.
+          logits: float32 [batch, classes].
         """
         del images
         counted = tf.where(weights[:, tf.newaxis] > 0, tf.cast(labels, tf.float32), -1.0)

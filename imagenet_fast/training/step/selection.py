@@ -130,8 +130,12 @@ class Proxy:
     ) -> tf.Tensor:
         """Returns the images' losses in training mode, and trains on the highest if it is due.
 
-        ``step`` is of the run, from 0; the proxy is updated in those that ``every`` divides. The
-        batch is as of :meth:`Selection.choose`, of which a ``fraction`` is trained on.
+        Args:
+          step: of the run, from 0; the proxy is updated in those that ``every`` divides.
+          images: [batch, height, width, 3], of the network's dtype.
+          labels: int32 [batch].
+          weights: float32 [batch]; 0 for images that do not count.
+          fraction: of the images that are trained on.
 
         Returns:
           float32 [batch], of the weights before the update.

@@ -186,7 +186,12 @@ class TrainingStep(ReplicatedModel):
     def test_step(
         self, data: Any, predictions: Predictions | Scores | None = None
     ) -> Mapping[str, tf.Tensor]:
-        """Adds one batch to the metrics, over all replicas, and to a replica's predictions."""
+        """Adds one batch to the metrics, over all replicas.
+
+        Args:
+          data: as in :meth:`batch`.
+          predictions: get this replica's predictions; None: they are not kept.
+        """
         images, labels, weights = self.batch(data, "validation")
         logits = self.logits(images, weights)
         if self.competing is not None:
@@ -244,7 +249,12 @@ class TrainingStep(ReplicatedModel):
         return images, labels, weights
 
     def logits(self, images: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns the mean logits over the views of each image, float32 [batch, classes]."""
+        """Returns the mean logits over the views of each image, float32 [batch, classes].
+
+        Args:
+          images: [batch, height, width, 3], of the model input's dtype.
+          weights: [batch]; 0 for images that do not count; None: all count.
+        """
         return logits_over_views(
             self._logits_of_view, images, self.views, self.views_fraction, weights, self.image_loss
         )

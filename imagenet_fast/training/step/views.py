@@ -59,8 +59,14 @@ def logits_over_views(
     CIFAR-10 (2025) averages over the views of a quarter of the test set; here it is a part of each
     batch, so the result depends on the batches.
 
-    The ``fraction`` of the batch is rounded to whole images, at least one; if it is 1, the images'
-    own logits alone are not computed. Images of weight 0, as padding, count as certain.
+    Args:
+      function: from images to logits, float [batch, classes].
+      images: [batch, height, width, channels].
+      views: as in :func:`mean_over_views`.
+      fraction: of the batch, rounded to whole images, at least one; 1: all images, whose own logits
+        alone are then not computed.
+      weights: [batch]; images of weight 0, as padding, count as certain. None: there are none.
+      loss: of the training, see :func:`class_probabilities`.
     """
     if views == "none" or fraction == 1:
         return mean_over_views(function, images, views)
