@@ -119,12 +119,7 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
         return cls().replace(**{k: v for k, v in values.items() if k not in ignored})
 
     def differences(self, other: Config, *, all_options: bool = True) -> list[str]:
-        """Returns the names of the options in which two configurations differ.
-
-        Args:
-          other: the other configuration.
-          all_options: whether to count options that may change on resume, too.
-        """
+        """Returns the names of options that differ, of all or of those that must not on resume."""
         counted = {
             field.name
             for field in dataclasses.fields(self)

@@ -30,12 +30,7 @@ Times = Union[Duration, tuple[Duration, ...]]
 
 
 class Length(NamedTuple):
-    """The length of a run.
-
-    Attributes:
-      duration: in any unit.
-      batch_size: images in a weight update.
-    """
+    """The length of a run in any unit, and the images in a weight update."""
 
     duration: Duration
     batch_size: int
@@ -129,11 +124,6 @@ def _without_replaced(
 def scale_times(times: Times, before: Length, after: Length) -> Times | None:
     """Scales times to another length of a run, of which they stay the same fractions.
 
-    Args:
-      times: one or several.
-      before: the length to which they belong.
-      after: the new one.
-
     Returns:
       The times to five digits, in their units, or in that of ``after`` if they are in that of
       ``before``. None if the three units differ, so that no fraction is known.
@@ -167,10 +157,6 @@ def read_flagfile(options: type[Options], path: str | os.PathLike[str]) -> list[
     """Returns the values of a flagfile or recipe, the last layer, and of those it includes.
 
     An included file is below the file's own lines, but wins over those that are before it.
-
-    Args:
-      options: the class of the options.
-      path: of the file, or a recipe's name.
 
     Raises:
       UserError: if a file cannot be read, a line is no flag, or a file includes itself.

@@ -47,11 +47,7 @@ def recipe_names() -> list[str]:
 
 
 def find_recipe(flagfile: str) -> pathlib.Path | None:
-    """Returns the recipe that ``--flagfile`` names, or None if it names none.
-
-    Args:
-      flagfile: ``NAME``, ``NAME.flags`` or ``flags/NAME.flags``.
-    """
+    """Returns the recipe ``NAME``, ``NAME.flags`` or ``flags/NAME.flags``, None: there is none."""
     path = pathlib.PurePath(flagfile)
     recipe = _FOLDER / f"{path.name.removesuffix(_SUFFIX)}{_SUFFIX}"
     if str(path.parent) in (".", _LINK) and recipe.is_file():

@@ -120,7 +120,6 @@ KNOWN = {
         ("data/prepare/plan.py", "unlink", 1, "the plan"),
         ("data/records.py", "unlink", 2, "temporary files of the shard that is written"),
         ("doctor/files.py", "rmtree", 1, "a folder that it has just made"),
-        ("serving/answer_files.py", "unlink", 1, "its own temporary file"),
         ("serving/export.py", "rmtree", 1, "its own temporary folder"),
         (
             "training/checkpoints/checkpoint.py",
@@ -132,7 +131,6 @@ KNOWN = {
         ("training/checkpoints/model_dir.py", "unlink", 1, "TensorFlow's list of checkpoints"),
         ("training/compile_cache.py", "rmtree", 1, "private folders of dead processes"),
         ("training/compile_cache.py", "unlink", 3, "files in folders of its name, and its probe"),
-        ("training/report/predictions_file.py", "unlink", 1, "its own temporary file"),
         ("training/report/saved_images.py", "unlink", 1, "the error analysis"),
     ],
     "connect": [

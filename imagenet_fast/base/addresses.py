@@ -13,13 +13,7 @@ _CONNECT_SECONDS = 10.0
 
 
 class PortInUse(UserError):  # noqa: N818 - it says what is wrong
-    """A port cannot be used.
-
-    Args:
-      name: the option that gives the port, for the message.
-      port: the port.
-      error: the system's reason.
-    """
+    """A port, which an option gives, cannot be used."""
 
     def __init__(self, name: str, port: int, error: OSError) -> None:
         super().__init__(f"{name} {port} cannot be used ({error.strerror}): choose another")
@@ -46,9 +40,6 @@ def check_free(name: str, port: int) -> None:
 
 def own_addresses(host: str) -> tuple[str, ...]:
     """Returns the addresses of this machine that a name or an address stands for.
-
-    Args:
-      host: the name or address.
 
     Raises:
       UserError: if there are none, or it stands for all.

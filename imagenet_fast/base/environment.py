@@ -79,12 +79,7 @@ def now() -> str:
 
 def provenance() -> dict[str, Any]:
     """Returns ``command``, ``hardware``, ``versions`` and ``finished`` (now) for a result file."""
-    return {
-        "command": command(),
-        "hardware": hardware(),
-        "versions": versions(),
-        "finished": now(),
-    }
+    return {"command": command(), "hardware": hardware(), "versions": versions(), "finished": now()}
 
 
 def cpu_model() -> tuple[str, set[str]]:

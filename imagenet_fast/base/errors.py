@@ -40,13 +40,7 @@ def module_missing(error: ModuleNotFoundError) -> UserError:
 
 
 def nearest(name: str, names: Iterable[str], quote: Callable[[str], str] = repr) -> str:
-    """Returns ``; did you mean 'a' or 'b'?`` with the names closest to ``name``, or ``''``.
-
-    Args:
-      name: the unknown name.
-      names: the valid names.
-      quote: returns the text for a valid name.
-    """
+    """Returns ``; did you mean 'a' or 'b'?`` with the names closest to ``name``, or ``''``."""
     close = difflib.get_close_matches(str(name), list(dict.fromkeys(names)), n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(map(quote, close))}?" if close else ""
 

@@ -9,7 +9,7 @@ import pathlib
 import stat
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
 from imagenet_fast.base.errors import UserError
@@ -23,14 +23,24 @@ _MOST_LINES = 2**19
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Writes a file atomically: under a temporary name beside ``path``, then renamed."""
+    """Writes a file atomically, as :func:`written_whole`."""
+    with written_whole(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[IO[bytes]]:
+    """Opens a new file under a temporary name beside ``path``, to which it is renamed at the end.
+
+    After an error it is removed. An ``OSError`` of the system then names ``path``.
+    """
     temporary = temporary_beside(path)
     try:
         with open_new(temporary) as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            yield file
         temporary.replace(path)
     except BaseException as error:
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.strerror:
             error.filename, error.filename2 = str(path), None
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -107,11 +117,7 @@ def check_results(directory: str | os.PathLike[str]) -> None:
 
 
 def new_path(path: str | os.PathLike[str], otherwise: str) -> Path:
-    """Returns the path of a new file or directory, after checking that it can be created.
-
-    Args:
-      path: the path.
-      otherwise: the alternative to removing an existing file, for the message.
+    """Returns the path of a new file or directory. If it exists, an error advises ``otherwise``.
 
     Raises:
       UserError: if the path exists, cannot be created, or could not be read by TensorFlow.
@@ -141,11 +147,7 @@ def check_no_pattern(path: Path) -> None:
 
 
 class LineFile:
-    """A text file to which lines are appended.
-
-    Args:
-      path: the file.
-      lines: its first lines, which replace any existing content.
+    """A text file to which lines are appended. The first ones replace any existing content.
 
     Raises:
       OSError: if the file cannot be written; all methods raise it.
@@ -189,10 +191,7 @@ def read_objects(path: Path, types: Mapping[str, Any], others: Any = Any) -> lis
     Damaged lines, and objects without the required values, are skipped with one warning. An
     unfinished last line, as after a kill, is skipped silently.
 
-    Args:
-      path: the file.
-      types: required keys and the types of their values.
-      others: the type of all other values.
+    The values of required keys have ``types``, all others one of ``others``.
     """
     *lines, end = _split_lines(path)
     objects, bad = [], 0

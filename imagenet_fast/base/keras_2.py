@@ -79,13 +79,7 @@ def per_replica_variable(
 ) -> Any:
     """Returns a weight, not trainable, of which each replica has a copy of its own.
 
-    Args:
-      layer: whose weight it is, when it is built.
-      name: of the weight.
-      shape: of the weight.
-      initializer: of the weight.
-      dtype: of the weight.
-      aggregation: of the copies, where the weight is read from outside of the replicas.
+    ``aggregation`` is of the copies, where the weight is read from outside of the replicas.
     """
     if KERAS_2:
         return layer.add_weight(
@@ -115,11 +109,7 @@ def apply_summed_in_keras_2(
 ) -> None:
     """Updates variables by gradients of the scaled loss, summed over the replicas.
 
-    Args:
-      optimizer: of Keras 2, or of TensorFlow Addons.
-      inner: the same without its loss scale.
-      gradients: see above.
-      variables: in the order of the gradients.
+    ``inner`` is the optimizer, of Keras 2 or of TensorFlow Addons, without its loss scale.
     """
     if optimizer is not inner:
         gradients = optimizer.get_unscaled_gradients(gradients)

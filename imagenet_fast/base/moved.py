@@ -29,6 +29,8 @@ MOVED = {
     "data.jpeg_index": "data.jpeg.index",
     "data.resize_op": "data.jpeg.image_ops",
     "data.jpeg.resize_op": "data.jpeg.image_ops",
+    "training.class_weights": "training.build.model",
+    "training.build.class_weights": "training.build.model",
     "training.build_network": "training.build.network",
     "training.build_optimizer": "training.build.optimizer",
     "training.checkpoint": "training.checkpoints.checkpoint",
@@ -48,7 +50,7 @@ MOVED = {
             ("data", "augmentation", "stateless_random"),
             ("data", "prepare", "add_index baseline_jpegs beam_writer duplicates image_limit"),
             ("data", "prepare", "shard_maker shard_writer similar_hashes"),
-            ("training", "build", "class_weights fine_tune fusion_trials saved_model schedule"),
+            ("training", "build", "fine_tune fusion_trials saved_model schedule"),
             ("training", "build", "schedule_change whitening"),
             ("training", "logs", "clock keras_callbacks logger metrics_file profiler progress_bar"),
             ("training", "logs", "recorder tensorboard trackers"),
@@ -77,9 +79,5 @@ class _Moved(importlib.abc.MetaPathFinder):
 
 
 def explain_moved_modules(package: str) -> None:
-    """Makes imports of the package's moved modules name the new place.
-
-    Args:
-      package: the package's ``__name__``.
-    """
+    """Makes imports of the package's moved modules name the new place."""
     sys.meta_path.append(_Moved(package))

@@ -30,11 +30,7 @@ _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC")
 
 @functools.cache
 def load_ops(source: pathlib.Path, *others: pathlib.Path) -> ModuleType:
-    """Returns a module with the ops that a C++ file registers, named in snake case.
-
-    Args:
-      source: the C++ file that registers the ops.
-      others: C++ files and headers that it needs.
+    """Returns a module with the ops, in snake case, of a C++ file and of the files that it needs.
 
     Raises:
       OSError: if the ops cannot be compiled or loaded; the message gives the reason.

@@ -29,11 +29,7 @@ _Kind = TypeVar("_Kind")
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """Returns the content of a regular file; symbolic links are followed.
-
-    Args:
-      path: the file.
-      limit: the largest size in bytes.
+    """Returns the content of a regular file of at most ``limit`` bytes; follows symbolic links.
 
     Raises:
       OSError: if it cannot be read, is no regular file (as a pipe, which could block) or is larger.

@@ -82,10 +82,8 @@ class BucketPath(pathlib.PurePosixPath):
 
     def stat(self) -> os.stat_result:
         """Returns ``st_mode`` (a file's or a directory's), ``st_size`` and ``st_mtime``."""
-        import tensorflow as tf
-
-        with _explained(self):
-            found = tf.io.gfile.stat(str(self))
+        with _explained(self) as gfile:
+            found = gfile.stat(str(self))
         mode = stat.S_IFDIR if found.is_directory else stat.S_IFREG
         changed = found.mtime_nsec // 10**9
         return os.stat_result((mode, 0, 0, 0, 0, 0, found.length, 0, changed, 0))
@@ -114,10 +112,8 @@ class BucketPath(pathlib.PurePosixPath):
 
     def iterdir(self) -> Iterator[BucketPath]:
         """Yields the folder's entries."""
-        import tensorflow as tf
-
-        with _explained(self):
-            names = tf.io.gfile.listdir(str(self))
+        with _explained(self) as gfile:
+            names = gfile.listdir(str(self))
         yield from (self / name for name in names)
 
     def glob(self, pattern: str) -> Iterator[BucketPath]:
@@ -127,15 +123,13 @@ class BucketPath(pathlib.PurePosixPath):
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
         """Creates a folder; its parents need not exist."""
-        import tensorflow as tf
-
         if not exist_ok and self.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self))
         # Not the parents: for them TensorFlow needs permissions on the bucket itself. It also
         # creates the parent of a file that it writes, unless there is one, as there is from now on.
         if len(self.parts) > 2:
-            with _explained(self):
-                tf.io.gfile.mkdir(str(self))
+            with _explained(self) as gfile:
+                gfile.mkdir(str(self))
 
     def open(self, mode: str, encoding: str = "utf-8") -> IO:
         """Opens the file in mode rb, wb, ab, w or a."""
@@ -165,19 +159,15 @@ class BucketPath(pathlib.PurePosixPath):
 
     def replace(self, target: str | os.PathLike[str]) -> Path:
         """Renames a file, or a folder file by file, and returns the new path."""
-        import tensorflow as tf
-
-        with _explained(self):
-            tf.io.gfile.rename(str(self), str(target), overwrite=True)
+        with _explained(self) as gfile:
+            gfile.rename(str(self), str(target), overwrite=True)
         return to_path(target)
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Removes the file."""
-        import tensorflow as tf
-
         try:
-            with _explained(self):
-                tf.io.gfile.remove(str(self))
+            with _explained(self) as gfile:
+                gfile.remove(str(self))
         except FileNotFoundError:
             if not missing_ok:
                 raise
@@ -272,33 +262,26 @@ def bucket_error(path: str, error: tf.errors.OpError) -> BucketError:
 
 
 @contextlib.contextmanager
-def _explained(path: BucketPath) -> Iterator[None]:
-    """Converts TensorFlow's errors into ``OSError``."""
+def _explained(path: BucketPath) -> Iterator[Any]:
+    """Gives ``tf.io.gfile``, whose errors it converts into ``OSError``."""
     import tensorflow as tf
 
     # Wheels for some platforms, and some custom builds, lack it.
     if "gs" not in tf.io.gfile.get_registered_schemes():
         raise BucketError(errno.ENOTSUP, _NO_BUCKETS, str(path))
     try:
-        yield
+        yield tf.io.gfile
     except tf.errors.OpError as error:
         raise bucket_error(str(path), error) from error
 
 
 class _BucketFile(io.RawIOBase):
-    """An open file in a bucket, to read or to write; :meth:`flush` uploads it.
-
-    Args:
-      path: the file's path.
-      mode: rb, wb or ab.
-    """
+    """An open file in a bucket, to read or to write; :meth:`flush` uploads it."""
 
     def __init__(self, path: BucketPath, mode: str) -> None:
-        import tensorflow as tf
-
         self._path, self._reads, self._place = path, mode == "rb", 0
-        with _explained(path):
-            self._file = tf.io.gfile.GFile(str(path), mode)
+        with _explained(path) as gfile:
+            self._file = gfile.GFile(str(path), mode)
         if not self._reads:
             self.write(b"")  # Creates the file even if nothing is written.
 

@@ -35,10 +35,7 @@ class SharedOptions(Options):
         may_change_on_resume=True,
     )
     batch_size: int = option(
-        256,
-        "images in a weight update, over all replicas",
-        group="optimization",
-        check=POSITIVE,
+        256, "images in a weight update, over all replicas", group="optimization", check=POSITIVE
     )
     accumulation_steps: int = option(
         1,

@@ -18,11 +18,7 @@ def printable(text: str) -> str:
 
 
 class PrintableStream:
-    """A text stream that writes control characters as escapes.
-
-    Args:
-      stream: gets the text, and has all other methods.
-    """
+    """A text stream that writes control characters as escapes; all else is the given stream's."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from imagenet_fast.base.errors import UserError
@@ -63,6 +63,10 @@ def start_worker(
       UserError: if the program cannot be started, or fails.
       WorkerTimeout: if it does not answer in time.
     """
+
+    def failed(reason: str | None) -> UserError:
+        return UserError(f"{name} failed under {command[0]}: {reason}{advice and '; '}{advice}")
+
     # The output is shown only if it fails.
     with tempfile.TemporaryFile("w+") as errors:
         try:
@@ -75,17 +79,9 @@ def start_worker(
                 env={**os.environ, **(environment or {})},
             )
         except OSError as error:
-            raise UserError(_failure(name, command[0], error.strerror, advice)) from None
+            raise failed(error.strerror) from None
         try:
-            yield Worker(
-                process,
-                command[0],
-                errors,
-                json.dumps(job),
-                name=name,
-                advice=advice,
-                limit_seconds=limit_seconds,
-            )
+            yield Worker(process, errors, json.dumps(job), name, failed, limit_seconds)
         finally:
             # It may not lead a group yet.
             with contextlib.suppress(ProcessLookupError):
@@ -120,24 +116,15 @@ class Worker:
     def __init__(
         self,
         process: subprocess.Popen[str],
-        program: str,
         errors: IO[str],
         job: str,
-        *,
         name: str,
-        advice: str,
-        limit_seconds: float | None = None,
+        failed: Callable[[str], UserError],
+        limit_seconds: float | None,
     ) -> None:
-        assert process.stdout
-        self._process = process
-        self._answers = process.stdout
-        self._program = program
-        self._errors = errors
-        self._name = name
-        self._advice = advice
-        self._limit = limit_seconds
-        self.answer = self._ask(job)
-        self._signal(signal.SIGSTOP)
+        self._process, self._errors = process, errors
+        self._name, self._failed, self._limit = name, failed, limit_seconds
+        self.answer = self.ask(job)
 
     def ask(self, message: str) -> Any:
         """Returns the answer to a line of input.
@@ -146,38 +133,32 @@ class Worker:
           UserError: if the program fails.
           WorkerTimeout: if it does not answer in time.
         """
+        answers = self._process.stdout
+        assert answers
         self._signal(signal.SIGCONT)
-        answer = self._ask(message)
-        self._signal(signal.SIGSTOP)
-        return answer
-
-    def _ask(self, message: str) -> Any:
         try:
             print(message, file=self._process.stdin, flush=True)
         except BrokenPipeError:
             answer = ""
         else:
             # An answer is one line, so Python's buffer is empty and select() sees all input.
-            if not select.select([self._answers], [], [], self._limit)[0]:
+            if not select.select([answers], [], [], self._limit)[0]:
                 raise WorkerTimeout(f"{self._name} did not answer in {self._limit:g} s")
-            answer = self._answers.readline()
+            answer = answers.readline()
         if not answer:
             status = self._process.wait()
             self._errors.seek(0)
             *_, reason = ["it printed no error", *self._errors.read().strip().splitlines()]
             if status < 0:
                 reason = f"ended by {signal.Signals(-status).name}: {reason}"
-            raise UserError(_failure(self._name, self._program, reason, self._advice))
+            raise self._failed(reason)
+        self._signal(signal.SIGSTOP)
         return json.loads(answer)
 
     def _signal(self, number: signal.Signals) -> None:
         # If the program has ended, the next line of input reports it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
-
-
-def _failure(name: str, program: str, reason: str | None, advice: str) -> str:
-    return f"{name} failed under {program}: {reason}{advice and '; '}{advice}"
 
 
 def end_with_parent() -> None:

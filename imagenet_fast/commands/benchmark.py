@@ -52,18 +52,12 @@ def _step(arguments: list[str]) -> None:
     )
     flags.define("xla", False, "compile all with XLA")
     options = (
-        "model",
-        "batch_size",
-        "image_size",
-        "precision",
-        "stride_on_1x1",
-        "xla",
+        *("model", "batch_size", "image_size", "precision", "stride_on_1x1", "xla"),
         "weight_decay",
     )
     _define_samples(flags, repeats=10, warmup=2)
     flags.define("steps", 1, "training steps in a sample; choose more if a step is short")
-    flags.parse(arguments)
-    counts = _counts(flags, "repeats", "warmup", "steps")
+    counts = _parsed(flags, arguments, "repeats", "warmup", "steps")
     config = Config(**{name: flags[name] for name in options})
 
     import_tensorflow()
@@ -86,8 +80,7 @@ def _resnet9(arguments: list[str]) -> None:
     options = ("width", "precision", "xla")
     _define_samples(flags, repeats=9, warmup=2)
     flags.define("steps", 5, "training steps in a sample")
-    flags.parse(arguments)
-    counts = _counts(flags, "repeats", "warmup", "steps")
+    counts = _parsed(flags, arguments, "repeats", "warmup", "steps")
     changes = {name: flags[name] for name in ("data_dir", *options)}
     config = Config.from_flagfile(flags["recipe"], **changes)
 
@@ -109,8 +102,7 @@ def _optimizer(arguments: list[str]) -> None:
         "directory of an environment made by tools/model_garden.sh, to time its LARS, too",
     )
     _define_samples(flags, repeats=30, warmup=3)
-    flags.parse(arguments)
-    counts = _counts(flags, "repeats", "warmup")
+    counts = _parsed(flags, arguments, "repeats", "warmup")
     model = flags["model"]
 
     import_tensorflow()
@@ -128,8 +120,7 @@ def _decode(arguments: list[str]) -> None:
     flags.define("resize_method", "bilinear", "interpolation: bilinear or bicubic")
     _define_samples(flags, repeats=10, warmup=1)
     flags.define("images", 500, "images in a sample")
-    flags.parse(arguments)
-    counts = _counts(flags, "images", "repeats", "warmup")
+    counts = _parsed(flags, arguments, "images", "repeats", "warmup")
     options = {name: flags[name] for name in ("data_dir", "image_size", "resize_method")}
     config = Config(**options, batch_size=1)
 
@@ -148,8 +139,7 @@ def _crop_area(arguments: list[str]) -> None:
     flags.define("image_size", 224, "height and width of the resized crops, in pixels")
     _define_samples(flags, repeats=7, warmup=1)
     flags.define("images", 300, "images in a sample")
-    flags.parse(arguments)
-    counts = _counts(flags, "images", "repeats", "warmup")
+    counts = _parsed(flags, arguments, "images", "repeats", "warmup")
     options = {name: flags[name] for name in ("data_dir", "image_size")}
     config = Config(**options, batch_size=1)
 
@@ -189,8 +179,7 @@ def _all_reduce(arguments: list[str]) -> None:
     )
     flags.define("timeout", 300.0, "seconds after which an all-reduce fails")
     _define_samples(flags, repeats=10, warmup=2)
-    flags.parse(arguments)
-    counts = _counts(flags, "repeats", "warmup")
+    counts = _parsed(flags, arguments, "repeats", "warmup")
     sizes = _numbers(flags, "sizes")
     packs = _numbers(flags, "fusion_bytes")
     named = [name for name in flags["gradients"].split(",") if name]
@@ -262,8 +251,7 @@ def _input(arguments: list[str]) -> None:
     flags.define("images", 2000, "images in a sample; choose many batches per core")
     flags.define("consumes", 0.0, "images/s that a host's accelerators consume; 0: unknown")
     _define_samples(flags, repeats=5, warmup=1)
-    flags.parse(arguments)
-    counts = _counts(flags, "images", "repeats", "warmup")
+    counts = _parsed(flags, arguments, "images", "repeats", "warmup")
     config = Config(**{name: flags[name] for name in (*options, "batch_size")})
     names = _parts(flags, "compare", _INPUT_PARTS)
 
@@ -288,8 +276,7 @@ def _serving(arguments: list[str]) -> None:
     flags.define("calls", 10, "calls of the model in a sample")
     flags.define("threads", 0, "threads of each runtime; 0: one per core")
     _define_samples(flags, repeats=10, warmup=2)
-    flags.parse(arguments)
-    counts = _counts(flags, "images", "calls", "repeats", "warmup")
+    counts = _parsed(flags, arguments, "images", "calls", "repeats", "warmup")
     batch_sizes = _numbers(flags, "batch_sizes")
     if not batch_sizes or 0 in batch_sizes:
         raise UserError(f"batch_sizes is {flags['batch_sizes']!r}, but must be positive numbers")
@@ -318,8 +305,7 @@ def _pipeline(arguments: list[str]) -> None:
     flags.define("memory_limit", 512, "MiB that each process may allocate in part memory_limit")
     flags.define("repeats", 5, "timed steps of each, in the parts that time steps")
     flags.define("output_dir", "", "directory for tables, JSON and plot; empty: none")
-    flags.parse(arguments)
-    counts = _counts(flags, "memory_limit", "repeats")
+    counts = _parsed(flags, arguments, "memory_limit", "repeats")
     names = _parts(flags, "parts", _PIPELINE_PARTS)
 
     import_tensorflow()
@@ -364,7 +350,9 @@ def _define_samples(flags: CommandFlags, repeats: int, warmup: int) -> None:
     flags.define("output_dir", "", "directory for table, JSON and plot; empty: none")
 
 
-def _counts(flags: CommandFlags, *names: str) -> dict[str, int]:
+def _parsed(flags: CommandFlags, arguments: list[str], *names: str) -> dict[str, int]:
+    """Parses the arguments, and returns the values of flags that must be positive."""
+    flags.parse(arguments)
     counts = {name: flags[name] for name in names}
     for name, value in counts.items():
         if value < 1:

@@ -26,9 +26,7 @@ def main(arguments: list[str]) -> int:
         "h100:4x8",
     )
     flags.define(
-        "find_batch",
-        False,
-        "for GPUs: find the largest batch that fits, starting at --batch_size",
+        "find_batch", False, "for GPUs: find the largest batch that fits, starting at --batch_size"
     )
     flags.define(
         "run_on_cpu",
@@ -55,8 +53,7 @@ def main(arguments: list[str]) -> int:
     found = compile_recipe(config, flags["topology"], flags["run_on_cpu"], flags["find_batch"])
     print(table(found))
     if flags["output_dir"]:
-        for path in write(found, flags["output_dir"]):
-            print(path)
+        print(*write(found, flags["output_dir"]), sep="\n")
     if found.failure:
         raise UserError(found.failure)
     return 0

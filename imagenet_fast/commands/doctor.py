@@ -10,16 +10,8 @@ from imagenet_fast.doctor.finding import WRONG
 from imagenet_fast.doctor.run import examine
 
 _OPTIONS = (
-    "data_dir",
-    "model_dir",
-    "strategy",
-    "tpu",
-    "gpus",
-    "logical_cpus",
-    "fusion_bytes",
-    "all_reduce",
-    "all_reduce_group",
-    "all_reduce_dtype",
+    *("data_dir", "model_dir", "strategy", "tpu", "gpus", "logical_cpus"),
+    *("fusion_bytes", "all_reduce", "all_reduce_group", "all_reduce_dtype"),
 )
 
 
@@ -47,6 +39,5 @@ def main(arguments: list[str]) -> int:
         print(line(finding), flush=True)
     print(f"\n{summary(findings)}")
     if flags["output_dir"]:
-        for path in write(findings, flags["output_dir"]):
-            print(path)
+        print(*write(findings, flags["output_dir"]), sep="\n")
     return 1 if any(finding.state == WRONG for finding in findings) else 0

@@ -21,24 +21,10 @@ from imagenet_fast.training.options import (
 )
 
 _OPTIONS = (
-    "model_dir",
-    "model",
-    "data_dir",
-    "data_threads",
-    "shard_by",
-    "eval_batch_size",
-    "eval_image_size",
-    "eval_crop_fraction",
-    "eval_crop",
-    "max_pixels",
-    "precision",
-    "strategy",
-    "tpu",
-    "gpus",
-    "logical_cpus",
-    "pipeline_stages",
-    "pipeline_servers",
-    "pipeline_balance",
+    *("model_dir", "model", "data_dir", "data_threads", "shard_by"),
+    *("eval_batch_size", "eval_image_size", "eval_crop_fraction", "eval_crop", "max_pixels"),
+    *("precision", "strategy", "tpu", "gpus", "logical_cpus"),
+    *("pipeline_stages", "pipeline_servers", "pipeline_balance"),
 )
 
 _SPLITS = ("validation", "test", "train")

@@ -21,13 +21,8 @@ from imagenet_fast.training.checkpoints.config_file import config_of_run
 from imagenet_fast.training.options import CHECKPOINT_CHOICES, CHECKPOINT_HELP, METRICS
 
 _OPTIONS = (
-    "model_dir",
-    "model",
-    "data_dir",
-    "eval_image_size",
-    "eval_crop_fraction",
-    "eval_crop",
-    "max_pixels",
+    *("model_dir", "model", "data_dir"),
+    *("eval_image_size", "eval_crop_fraction", "eval_crop", "max_pixels"),
 )
 _AUTO = "auto"
 # The precision of each file, and the flag's help. Names begin with the format.

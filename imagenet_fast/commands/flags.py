@@ -47,9 +47,8 @@ class CommandFlags:
         of_run: bool = False,
         about: str = "",
     ) -> None:
-        self._command = command
+        self._command, self._of_run = command, of_run
         self._about = about or COMMANDS.get(command, "")
-        self._of_run = of_run
         self._other = set(options) - set(main) if main else set()
         self._has_options = bool(options)
         self._flags = flags.FlagValues()
@@ -63,13 +62,7 @@ class CommandFlags:
             _define_option(field, self._flags)
 
     def define(self, name: str, default: str | float | bool, text: str) -> None:
-        """Defines a flag of the command, with the type of its default.
-
-        Args:
-          name: the flag's name.
-          default: the default value.
-          text: the help text.
-        """
+        """Defines a flag of the command, with the type of its default."""
         self._groups.setdefault(self._command, []).append(name)
         define: dict[type, Callable[..., Any]] = {
             str: flags.DEFINE_string,
@@ -82,9 +75,7 @@ class CommandFlags:
     def parse(self, arguments: Sequence[str], positional: str = "") -> list[str]:
         """Parses the arguments, including flagfiles, and returns the positional ones.
 
-        Args:
-          arguments: the command line after the command.
-          positional: the name of positional arguments in the help; empty: none are allowed.
+        ``positional`` is their name in the help; empty: none are allowed.
 
         Raises:
           SystemExit: after printing the help, if requested.

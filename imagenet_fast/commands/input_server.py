@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.commands.servers import (
-    check_port,
     check_reach,
     define_reach,
     handle_signals,
@@ -20,8 +19,6 @@ def main(arguments: list[str]) -> int:
     define_reach(flags)
     flags.define("worker_port", 0, "port that serves batches; 0: any free one")
     flags.parse(arguments)
-    check_port("port", flags["port"])
-    check_port("worker_port", flags["worker_port"], least=0)
     check_reach(flags["host"], port=flags["port"], worker_port=flags["worker_port"])
 
     stop = handle_signals()
@@ -32,10 +29,7 @@ def main(arguments: list[str]) -> int:
 
     tf.config.set_visible_devices([], "GPU")  # Leave them to runs on this machine.
     with input_server(
-        flags["port"],
-        flags["host"],
-        flags["worker_port"],
-        trusted_network=flags["trusted_network"],
+        flags["port"], flags["host"], flags["worker_port"], trusted_network=flags["trusted_network"]
     ) as address:
         print(f"input server: listening at {address}", flush=True)
         serve_until(stop)

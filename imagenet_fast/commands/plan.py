@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 from imagenet_fast.base.errors import UserError, nearest, require_choice
 from imagenet_fast.base.files import write_results
@@ -119,13 +120,13 @@ def _run(arguments: list[str]) -> None:
     if flags["output_dir"]:
         places = [to_path(flags["output_dir"], f"{name}={value}") for value in values]
         for plan, place in zip(plans, places or [flags["output_dir"]]):
-            _write(plan.files(), place)
+            _write(plan, place)
 
 
-def _write(texts: dict[str, str], directory: str | os.PathLike[str]) -> None:
-    """Writes files and prints their paths."""
-    for path in write_results(directory, texts):
-        print(path)
+def _write(plan: Any, directory: str | os.PathLike[str]) -> None:
+    """Writes a plan's files, if there is a directory, and prints their paths."""
+    if directory:
+        print(*write_results(directory, plan.files()), sep="\n")
 
 
 def _like(example: str | float, name: str, value: str) -> str | float:
@@ -184,8 +185,7 @@ def _schedule(arguments: list[str]) -> None:
 
     plan = plan_schedule(config)
     print(plan.table())
-    if flags["output_dir"]:
-        _write(plan.files(), flags["output_dir"])
+    _write(plan, flags["output_dir"])
 
 
 def _pipeline(arguments: list[str]) -> None:
@@ -198,9 +198,7 @@ def _pipeline(arguments: list[str]) -> None:
     )
     flags.define("device_memory_gb", 0.0, "memory limit of each device, in GiB; 0: none")
     flags.define(
-        "output_dir",
-        "",
-        "directory for pipeline.csv, pipeline.json and pipeline.svg; empty: none",
+        "output_dir", "", "directory for pipeline.csv, pipeline.json and pipeline.svg; empty: none"
     )
     flags.parse(arguments)
     costs, memory = flags["costs"], flags["device_memory_gb"]
@@ -215,8 +213,7 @@ def _pipeline(arguments: list[str]) -> None:
 
     plan = plan_pipeline(config, costs, memory * 2**30 or math.inf)
     print(plan.table())
-    if flags["output_dir"]:
-        _write(plan.files(), flags["output_dir"])
+    _write(plan, flags["output_dir"])
 
 
 def _validate(arguments: list[str]) -> None:
@@ -233,8 +230,7 @@ def _validate(arguments: list[str]) -> None:
 
     validation = validate()
     print(validation.table())
-    if flags["output_dir"]:
-        _write(validation.files(), flags["output_dir"])
+    _write(validation, flags["output_dir"])
 
 
 # The function and the help of each plan.

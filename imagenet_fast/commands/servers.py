@@ -13,16 +13,6 @@ from imagenet_fast.base.notices import warn_once
 from imagenet_fast.commands.flags import CommandFlags
 
 
-def check_port(name: str, port: int, least: int = 1) -> None:
-    """Checks a port number.
-
-    Raises:
-      UserError: if it is out of range.
-    """
-    if not least <= port < 2**16:
-        raise UserError(f"{name} is {port}, but must be in [{least}, 65535]")
-
-
 def define_reach(flags: CommandFlags) -> None:
     """Defines the flags for who can reach a server."""
     flags.define(
@@ -44,6 +34,10 @@ def check_reach(host: str, **ports: int) -> None:
     Raises:
       UserError: if the host is not this machine, or a port cannot be used.
     """
+    for name, port in ports.items():
+        least = 0 if name == "worker_port" else 1  # 0: any free one
+        if not least <= port < 2**16:
+            raise UserError(f"{name} is {port}, but must be in [{least}, 65535]")
     addresses = own_addresses(host)
     for name, port in ports.items():
         check_free(name, port)

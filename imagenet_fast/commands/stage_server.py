@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.commands.servers import (
-    check_port,
     check_reach,
     define_reach,
     handle_signals,
@@ -19,7 +18,6 @@ def main(arguments: list[str]) -> int:
     flags.define("port", 5060, "port to which training runs connect")
     define_reach(flags)
     flags.parse(arguments)
-    check_port("port", flags["port"])
     check_reach(flags["host"], port=flags["port"])
 
     stop = handle_signals()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
 
 from imagenet_fast.base.durations import Duration
@@ -24,34 +23,13 @@ from imagenet_fast.training.options import metric_text
 _MOST_MINUTES = 60 * 24 * 7
 # The options that most runs without a recipe set, for --help.
 _MAIN_OPTIONS = (
-    "data_dir",
-    "synthetic",
-    "image_size",
-    "cache",
-    "model",
-    "initial_weights",
-    "freeze_through",
-    "batch_size",
-    "accumulation_steps",
-    "duration",
-    "optimizer",
-    "weight_decay",
-    "label_smoothing",
-    "seed",
-    "learning_rate",
-    "learning_rate_batch",
-    "rate_scaling",
-    "warmup",
-    "schedule",
-    "decay_at",
-    "strategy",
-    "precision",
-    "xla",
-    "model_dir",
-    "eval_every",
-    "checkpoint_every",
-    "stop_at_accuracy",
-    "early_stopping",
+    *("data_dir", "synthetic", "image_size", "cache"),
+    *("model", "initial_weights", "freeze_through"),
+    *("batch_size", "accumulation_steps", "duration", "optimizer", "weight_decay"),
+    *("label_smoothing", "seed"),
+    *("learning_rate", "learning_rate_batch", "rate_scaling", "warmup", "schedule", "decay_at"),
+    *("strategy", "precision", "xla"),
+    *("model_dir", "eval_every", "checkpoint_every", "stop_at_accuracy", "early_stopping"),
 )
 
 
@@ -107,7 +85,7 @@ def main(arguments: list[str]) -> int:
             best = config.keep_best and kept_step(config.model_dir) is not None
             which = "best" if best else "last"
             path = checkpoint_of(config.model_dir, which)
-            print(f"exporting {path} to {flags['saved_model']}", file=sys.stderr, flush=True)
+            say(f"exporting {path} to {flags['saved_model']}")
             print(export(config, flags["saved_model"], checkpoint=which))
         length = Duration(float(f"{summary['epochs']:.4g}"), "epochs")
         main = "map" if "map" in summary else "top1"

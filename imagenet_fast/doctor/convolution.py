@@ -97,7 +97,7 @@ def _check_type(
     device: str, operands: Sequence[np.ndarray], expected: Sequence[np.ndarray], dtype: str
 ) -> Finding:
     """Checks a device in one dtype, with and without XLA."""
-    name = f"{_short_name(device)} {dtype}"
+    name = f"{device.rpartition('device:')[2]} {dtype}"  # as GPU:0 float32
     seconds, errors = {}, {}
     for mode, xla in (("plain", False), ("XLA", True)):
         label = "with XLA" if xla else "without XLA"
@@ -125,26 +125,21 @@ def _check_speed(device: str, finding: Finding, dtype: str, reference: float | N
       reference: seconds of float32, for float32 those on the CPU, else those on this GPU; None:
         unknown.
     """
-    if reference is None:
-        return finding
     seconds = finding.numbers["seconds"]["plain"]
-    if dtype == "float32":
-        if seconds <= reference:
-            return finding
-        found = f"{finding.found}, slower than the CPU's {1e3 * reference:.2f}"
-        advice = "see whether other programs use the GPU, or it is throttled (nvidia-smi)"
-        return slow(finding.name, found, advice, **finding.numbers)
-    if seconds <= _SLOWER * reference:
+    if reference is None or seconds <= reference * (1 if dtype == "float32" else _SLOWER):
         return finding
-    found = f"{finding.found}, slower than float32"
-    capability = _capability(device)
-    if not has_tensor_cores(dtype, capability):
+    other = "float32"
+    if dtype == "float32":
+        other = f"the CPU's {1e3 * reference:.2f}"
+        advice = "see whether other programs use the GPU, or it is throttled (nvidia-smi)"
+    elif has_tensor_cores(dtype, capability := _capability(device)):
+        advice = "check cuDNN's version in the lines above, and train with --precision=float32"
+    else:
         advice = (
             f"compute capability {'.'.join(map(str, capability))} has no tensor cores for it: "
             f"train with --precision={precision_instead_of(dtype, capability)}"
         )
-    else:
-        advice = "check cuDNN's version in the lines above, and train with --precision=float32"
+    found = f"{finding.found}, slower than {other}"
     return slow(finding.name, found, advice, **finding.numbers)
 
 
@@ -227,8 +222,3 @@ def _capability(device: str) -> tuple[int, ...]:
     gpus = tf.config.get_visible_devices("GPU")
     details = tf.config.experimental.get_device_details(gpus[place])
     return details.get("compute_capability") or ()
-
-
-def _short_name(device: str) -> str:
-    """Returns ``GPU:0`` of ``/job:localhost/replica:0/task:0/device:GPU:0``."""
-    return device.rpartition("device:")[2]

@@ -151,10 +151,7 @@ def _free(directory: Path) -> str:
 
 
 def _read(shards: Sequence[Path]) -> tuple[int, int, float]:
-    """Reads the first records.
-
-    Returns:
-      Their number, their bytes, and the seconds it took.
+    """Reads the first records; returns their number, their bytes, and the seconds it took.
 
     Raises:
       UserError: if one is damaged.
@@ -171,13 +168,7 @@ def _read(shards: Sequence[Path]) -> tuple[int, int, float]:
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    if isinstance(path, pathlib.Path):
-        _forget(path)
-    yield from read_records(path)
-
-
-def _forget(path: pathlib.Path) -> None:
-    """Drops a file from the system's cache, so that reading it reads the disk."""
-    if hasattr(os, "posix_fadvise"):
-        with path.open("rb") as file:
+    if isinstance(path, pathlib.Path) and hasattr(os, "posix_fadvise"):
+        with path.open("rb") as file:  # dropped from the system's cache: the disk is read
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    yield from read_records(path)

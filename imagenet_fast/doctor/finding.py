@@ -45,12 +45,6 @@ def wrong(name: str, found: str, advice: str = "", **numbers: Any) -> Finding:
 
 
 def refused(name: str, error: UserError, advice: str = "") -> Finding:
-    """Returns an error's message as a finding; the part after its first semicolon is the advice.
-
-    Args:
-      name: the check's.
-      error: what it raised.
-      advice: used if the message has no semicolon.
-    """
+    """Returns an error as a finding; what follows its first semicolon, if any, is the advice."""
     found, _, given = str(error).partition("; ")
     return wrong(name, found, given or advice)

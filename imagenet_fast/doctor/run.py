@@ -16,12 +16,7 @@ _CRASHED = "the lines above may say why; the other checks go on without it"
 
 
 def examine(config: Config, timeout_seconds: float) -> Iterator[Finding]:
-    """Yields the findings of all checks, each as soon as it is there.
-
-    Args:
-      config: gives the directories and the options of the strategy.
-      timeout_seconds: limit of each check, or of the wait for other workers.
-    """
+    """Yields the findings of all checks, each as soon as it is there, in a time limit."""
     job = {"config": config.to_json(), "cluster": False}
     names = list(CHECKS)
     name, workers = _START, 0

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.files import new_path, open_new, temporary_beside
+from imagenet_fast.base.files import new_path, written_whole
 from imagenet_fast.base.paths import Path
 
 _FORMATS = {".csv": "csv", ".jsonl": "json"}
@@ -36,18 +36,16 @@ def write_file_of_answers(path: Path, answers: Answers) -> tuple[int, int]:
     Raises:
       UserError: if it cannot be written.
     """
-    temporary = temporary_beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Names of files need not be text.
-        with io.TextIOWrapper(open_new(temporary), "utf-8", "surrogateescape", newline="") as file:
-            counts = write_answers(file, answers, _FORMATS[path.suffix.lower()])
-        temporary.replace(path)
+        with (
+            written_whole(path) as opened,
+            io.TextIOWrapper(opened, "utf-8", "surrogateescape", newline="") as file,
+        ):
+            return write_answers(file, answers, _FORMATS[path.suffix.lower()])
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
-    return counts
 
 
 def write_answers(file: TextIO, answers: Answers, form: str, width: int = 0) -> tuple[int, int]:

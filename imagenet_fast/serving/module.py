@@ -80,22 +80,19 @@ def serving_module(
             f"temperature is of a softmax, but this run's loss is {config.loss}, which gives each "
             "class a probability on its own: remove it"
         )
+    averaged: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if isinstance(source, Config):
         check_network(config)
-    labels = read_labels(config.model_dir) if isinstance(source, Config) else source.labels
-    config = config.on_one_device()
-    custom = model if isinstance(source, Config) else source.custom()
-    averaged: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    thresholds = None
-    if isinstance(source, Config):
+        config, labels = config.on_one_device(), read_labels(config.model_dir)
         path = checkpoint_of(config.model_dir, checkpoint)
         thresholds = _thresholds(config.model_dir, path, labels)
         with no_larger_than(path):
-            classifier = build_classifier(config, labels, custom)
+            classifier = build_classifier(config, labels, model)
         restore_weights(classifier, config.model_dir, checkpoint)
         averaged = classifier.averaged_weights()
     else:
-        classifier = build_classifier(config, labels, custom)
+        config, labels, thresholds = config.on_one_device(), source.labels, None
+        classifier = build_classifier(config, labels, source.custom())
         if config.loss != "cross_entropy" and read_info(config).multi_label:
             thresholds = _default_thresholds("a model of Python has no evaluation", labels)
         with source.evaluated_weights():

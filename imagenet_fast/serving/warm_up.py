@@ -38,14 +38,7 @@ Inputs = Mapping[str, tensor_pb2.TensorProto]
 def write_warm_up_requests(
     directory: str | os.PathLike[str], requests: Mapping[str, Inputs]
 ) -> Path:
-    """Writes the requests into a SavedModel.
-
-    Args:
-      directory: of the SavedModel.
-      requests: for each signature, its inputs by name.
-
-    Returns:
-      The file's path.
+    """Writes requests, the inputs by name for each signature, into a SavedModel; returns the file.
 
     Raises:
       OSError: if it cannot be written.

@@ -80,9 +80,6 @@ class CompileCache:
 
     If the store, or the private folder, cannot be used, one line says so, and there is none.
 
-    Args:
-      config: of the run.
-
     Raises:
       UserError: if ``compile_cache`` is a folder that cannot be made or written, or that others can
         write: the entries are machine code.

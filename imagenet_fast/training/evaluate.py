@@ -48,17 +48,9 @@ from imagenet_fast.training.report.predictions_file import (
     write_predictions,
 )
 from imagenet_fast.training.run import Run, with_model
-from imagenet_fast.training.step.calibration import (
-    calibration_error,
-    fitted_temperature,
-    interval,
-)
+from imagenet_fast.training.step.calibration import calibration_error, fitted_temperature, interval
 from imagenet_fast.training.step.classifier import Classifier
-from imagenet_fast.training.step.error_analysis import (
-    ErrorAnalysis,
-    ImagePredictions,
-    Predictions,
-)
+from imagenet_fast.training.step.error_analysis import ErrorAnalysis, ImagePredictions, Predictions
 from imagenet_fast.training.step.scores import Scores
 from imagenet_fast.training.test_sets import (
     competing_classes,
@@ -74,13 +66,7 @@ _IMAGES_PER_DEVICE = 256
 class Evaluator:
     """Evaluates a model on all images of a split, as often as wanted, by one program.
 
-    Args:
-      run: gives data and devices.
-      model: to be evaluated, with the averages of its weights if it has them.
-      split: ``validation``, ``test`` or ``train``.
-      keeps_predictions: whether there is an error analysis; not of multi-label data.
-      top: predicted classes of each image that are kept.
-      fits_temperature: whether a temperature can be fitted.
+    Of multi-label data there is no error analysis: scores are kept instead of predictions.
 
     Attributes:
       step: weight updates of the model in the last evaluation; -1: there was none.
@@ -118,17 +104,9 @@ class Evaluator:
     def evaluate(
         self, step: int = 0, loggers: Sequence[Logger] = (), *, temperature: float = 1.0
     ) -> Mapping[str, tf.Tensor | float]:
-        """Evaluates the model.
+        """Evaluates the model; returns the metrics, over all images. All workers must call it.
 
-        Args:
-          step: weight updates of the model.
-          loggers: called at the events of the evaluation.
-          temperature: by which the logits are divided for the predictions that are kept.
-
-        Returns:
-          The metrics, over all images.
-
-        All workers must call it.
+        For the predictions that are kept, logits are divided by ``temperature``.
         """
         for logger in loggers:
             logger.before_evaluation(step)
@@ -159,13 +137,10 @@ class Evaluator:
             }
         return results
 
-    def analysis(self) -> ErrorAnalysis:
-        """Returns the last evaluation's error analysis; all workers must call it."""
-        return self.results()[0]
-
     def results(self) -> tuple[ErrorAnalysis, ImagePredictions]:
-        """Returns :meth:`analysis`, and each image's predictions, in the order of the data.
+        """Returns the error analysis and each image's predictions, in the order of the data.
 
+        They are of the last evaluation. All workers must call it.
         Their ``rows`` are the indices of the images in the split, shard by shard.
         """
         assert isinstance(self._predictions, Predictions)
@@ -174,13 +149,10 @@ class Evaluator:
         images = evaluated_images(run.info, run.config, run.strategy, self._split)
         rows = images[predictions.rows]
         order = np.argsort(rows)
+        names = ("labels", "losses", "classes", "probabilities")
+        ordered = {name: getattr(predictions, name)[order] for name in names}
         return analysis, predictions._replace(
-            rows=rows[order],
-            labels=predictions.labels[order],
-            losses=predictions.losses[order],
-            classes=predictions.classes[order],
-            probabilities=predictions.probabilities[order],
-            mistakes=images[predictions.mistakes],
+            rows=rows[order], mistakes=images[predictions.mistakes], **ordered
         )
 
 
@@ -330,7 +302,8 @@ def evaluate(
         if info.multi_label:
             result |= _with_thresholds(config, path, evaluator.scores, labels, per_class)
         else:
-            result |= _intervals(result)
+            for name in ("top1", "top5"):
+                result[f"{name}_interval"] = interval(result[name], result["examples"])
             if competing is not None:
                 result["competing"] = len(labels)
             analysis, images = evaluator.results()
@@ -366,19 +339,13 @@ def _check_none_given(options: Mapping[str, Any], info: DatasetInfo) -> None:
         )
 
 
-def _intervals(result: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Returns the intervals of an evaluation's accuracies."""
-    names = ("top1", "top5")
-    return {f"{name}_interval": interval(result[name], result["examples"]) for name in names}
-
-
 def _any_label(images: ImagePredictions, right: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Returns the accuracy by several right labels of each image of a split."""
-    accuracy = right_labels_accuracy(images.classes[:, 0], [right[row] for row in images.rows])
+    top1, count = right_labels_accuracy(images.classes[:, 0], [right[row] for row in images.rows])
     return {
-        "any_label_top1": accuracy.top1,
-        "any_label_top1_interval": interval(accuracy.top1, accuracy.images),
-        "any_label_examples": accuracy.images,
+        "any_label_top1": top1,
+        "any_label_top1_interval": interval(top1, count),
+        "any_label_examples": count,
     }
 
 
@@ -402,15 +369,7 @@ def _with_thresholds(
     labels: Sequence[str],
     per_class: bool,
 ) -> dict[str, Any]:
-    """Returns the metrics with the thresholds that training chose, and those of each class.
-
-    Args:
-      config: of the run.
-      path: of the checkpoint.
-      scores: of the evaluation.
-      labels: of the run.
-      per_class: whether to return the metrics of each class.
-    """
+    """Returns the metrics with the thresholds that training chose, and those of each class."""
     result: dict[str, Any] = {}
     thresholds = np.full(len(labels), DEFAULT_THRESHOLD)
     chosen = thresholds_of(config.model_dir, path, labels)

@@ -57,10 +57,7 @@ def writing(what: str, path: str, then: str) -> Iterator[None]:
 
     Those of buckets pass: :func:`errors_explained` explains them.
 
-    Args:
-      what: is written, for the message.
-      path: of what is written.
-      then: what the same command does after the fix.
+    ``what`` is written to ``path``, and ``then`` is what the same command does after the fix.
 
     Raises:
       UserError: if it cannot be written, as to a full disk.
@@ -126,10 +123,7 @@ def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[N
 def memory_explained(config: Config, images: int, selected: int) -> Iterator[None]:
     """Turns the error of a device without enough memory into one that says how to need less.
 
-    Args:
-      config: of the run.
-      images: of a replica in a step.
-      selected: those of them on which it trains.
+    A replica has ``images`` in a step, and trains on those ``selected``.
 
     Raises:
       UserError: for such an error.

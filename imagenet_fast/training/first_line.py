@@ -14,13 +14,7 @@ from imagenet_fast.training.step.classifier import Classifier
 
 
 def first_line_of(run: Run, model: Classifier, first_step: int) -> str:
-    """Returns a one-line summary of a run, for its start.
-
-    Args:
-      run: the run.
-      model: the model to train.
-      first_step: 0, or the step from which the run resumes.
-    """
+    """Returns a one-line summary of a run, for its start."""
     config, info, strategy = run.config, run.info, run.strategy
     replicas, parts = run.replicas, config.accumulation_steps
     each = replicas_each(config, strategy)

@@ -180,11 +180,5 @@ def _on_host(strategy: tf.distribute.Strategy, step: _Step) -> Callable[..., _Re
 
 
 def _first_diverged(diverged: tf.Tensor, number: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
-    """Returns the first step whose loss is not finite, int64; -1: there is none.
-
-    Args:
-      diverged: the same before this step.
-      number: of this step, int64.
-      loss: of this step.
-    """
+    """Returns the first step whose loss is not finite, int64; -1: there is none."""
     return tf.where(tf.math.is_finite(loss) | (diverged >= 0), diverged, number)

@@ -80,9 +80,7 @@ class Run:
 
 
 def make_run(
-    config: Config,
-    model: CustomModel | None = None,
-    strategy: tf.distribute.Strategy | None = None,
+    config: Config, model: CustomModel | None = None, strategy: tf.distribute.Strategy | None = None
 ) -> Run:
     """Returns a run, after reading what its data has and finding its devices.
 

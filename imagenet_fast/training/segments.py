@@ -71,13 +71,7 @@ def add_segment(model_dir: str, segment: Segment) -> None:
 
 
 def passed_segments(segments: Sequence[Segment], rows: Sequence[Row], step: int) -> list[Passed]:
-    """Returns the segments of a run up to a step, with their speed.
-
-    Args:
-      segments: of the run.
-      rows: of its ``metrics.jsonl``.
-      step: weight updates so far.
-    """
+    """Returns the segments of a run up to a step, with their speed."""
     ends = [*(one["step"] for one in segments[1:]), step]
     passed = []
     for segment, until in zip(segments, ends):
@@ -106,11 +100,7 @@ def lines_of(passed: Sequence[Passed]) -> list[tuple[str, str, str, str]]:
 
 
 def change_of_hardware(
-    config: Config,
-    earlier: Config,
-    last: Segment | None,
-    here: Segment,
-    draws: bool = False,
+    config: Config, earlier: Config, last: Segment | None, here: Segment, draws: bool = False
 ) -> str:
     """Returns what is not as before where a run resumes, to complete "resumes ..."; empty: nothing.
 

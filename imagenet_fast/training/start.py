@@ -77,12 +77,7 @@ class Start(NamedTuple):
 
 
 def segment_of(model: Classifier, step: int) -> Segment:
-    """Returns the segment that begins now.
-
-    Args:
-      model: of the run.
-      step: weight updates before it.
-    """
+    """Returns the segment that begins now."""
     return Segment(
         step=step,
         devices=model.distribute_strategy.num_replicas_in_sync,
@@ -156,12 +151,6 @@ def _check_other_micro_batches(config: Config, earlier: Config, model: Classifie
 
 def restore(run: Run, model: Classifier, checkpoints: Checkpoints, clock: Clock) -> Start:
     """Restores the last checkpoint, if there is one.
-
-    Args:
-      run: the run.
-      model: of it.
-      checkpoints: of the model.
-      clock: goes on from the checkpoint's times.
 
     Raises:
       UserError: if there is no checkpoint of training, workers see different ones, or the number of
@@ -239,7 +228,10 @@ def make_loggers(
       eval_every: steps between evaluations.
     """
     config, (step, last_step, *_) = run.config, start
-    loggers: list[Logger] = [KerasCallbacks(callbacks, model, eval_every, last_step)]
+    loggers: list[Logger] = []
+    model.stop_training = False  # as a callback sets it
+    if callbacks:
+        loggers.append(KerasCallbacks(callbacks, model, eval_every, last_step))
     if not run.chief:
         return loggers
     if step < last_step:
@@ -260,24 +252,14 @@ def make_loggers(
     if config.mlperf_log:
         loggers.append(
             MLPerfLog(
-                run,
-                step=step,
-                batch_norm_examples=batch_norm_images(run),
-                last_step=last_step,
+                run, step=step, batch_norm_examples=batch_norm_images(run), last_step=last_step
             )
         )
     return loggers
 
 
 def say_what_begins(run: Run, model: Classifier, start: Start, changes: Sequence[str]) -> None:
-    """Prints a run's first line and, where it resumes, what is not as before.
-
-    Args:
-      run: the run.
-      model: of it.
-      start: where it begins.
-      changes: as of :func:`make_model`.
-    """
+    """Prints a run's first line and, where it resumes, what is not as before."""
     config, trains = run.config, start.step < start.last_step
     if trains:
         for change in changes:

@@ -114,18 +114,6 @@ def _some(names: Sequence[_Class]) -> str:
     return ", ".join(f"{name!r:.{_LENGTH}}" for name in names[:_SHOWN]) + more
 
 
-class RightLabels(NamedTuple):
-    """Accuracy where an image may have several right labels, or none.
-
-    Attributes:
-      top1: fraction of the predictions that are among the right labels of their image.
-      images: number of images that have any.
-    """
-
-    top1: float
-    images: int
-
-
 def read_right_labels(path: str, classes: int) -> list[list[int]] | dict[str, list[int]]:
     """Returns the right labels of images, from a JSON file.
 
@@ -205,12 +193,9 @@ def _by_name(
     return dict(zip(sorted(names), found))
 
 
-def right_labels_accuracy(predicted: np.ndarray, right: Sequence[Sequence[int]]) -> RightLabels:
-    """Returns the accuracy by the images' right labels; those without any do not count.
-
-    Args:
-      predicted: the predicted classes, int [images].
-      right: the right labels of each image.
-    """
+def right_labels_accuracy(
+    predicted: np.ndarray, right: Sequence[Sequence[int]]
+) -> tuple[float, int]:
+    """Returns the accuracy by the images' right labels, and the number of images that have any."""
     hits = [label in labels for label, labels in zip(predicted.tolist(), right) if len(labels)]
-    return RightLabels(float(np.mean(hits)) if hits else 0.0, len(hits))
+    return float(np.mean(hits)) if hits else 0.0, len(hits)

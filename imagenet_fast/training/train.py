@@ -22,10 +22,7 @@ from imagenet_fast.training.build.network import set_named_batch_norms
 from imagenet_fast.training.build.selection import selected_images
 from imagenet_fast.training.checkpoints.checkpoint import Checkpoints, restore_weights
 from imagenet_fast.training.checkpoints.config_file import as_begun
-from imagenet_fast.training.checkpoints.model_dir import (
-    alone_in,
-    kept_step,
-)
+from imagenet_fast.training.checkpoints.model_dir import alone_in, kept_step
 from imagenet_fast.training.checkpoints.thresholds import (
     Thresholds,
     read_thresholds,

@@ -111,8 +111,8 @@ def test_as_the_code_of_real(tmp_path):
     path = written(tmp_path / "real.json", real)
     lists = right_labels_of(path, read_right_labels(path, 9), [names[index] for index in order])
     found = right_labels_accuracy(predicted[order], lists)
-    assert found.top1 == pytest.approx(np.mean(is_correct), abs=1e-12)
-    assert found.images == len(is_correct) < 500
+    assert found[0] == pytest.approx(np.mean(is_correct), abs=1e-12)
+    assert found[1] == len(is_correct) < 500
 
 
 @pytest.mark.parametrize(

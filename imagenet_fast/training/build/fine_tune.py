@@ -113,10 +113,6 @@ def load_initial_weights(
     The classification head stays new unless the classes are the same. To be called outside the
     strategy's scope, so that the loaded weights are not copied to each device.
 
-    Args:
-      model: from ``build_classifier``.
-      rebuild: builds a model from a configuration and class names.
-
     Returns:
       A sentence with the weights' source that says whether the head is new.
 
@@ -159,11 +155,7 @@ def load_initial_weights(
 def _load_of_library(
     model: Classifier, rebuild: Callable[[Config, Sequence[str]], Classifier]
 ) -> tuple[str, bool]:
-    """Loads weights into a network of a library.
-
-    Returns:
-      Their source, and whether it has the classification head, too.
-    """
+    """Loads a network of a library; returns the source, and whether it has the head, too."""
     config, network = model.config, network_of(model)
     assert config is not None
     if config.pretrained:
@@ -202,12 +194,8 @@ def _set_in_order(
 
     Names would not do: Keras numbers layers that have none, and those inside of others recur.
 
-    Args:
-      network: of a library.
-      source: weights of the same network, with or without a head of any kind.
-      name: of the source, for messages.
-      headless: whether the source is all of the network but its head.
-      with_head: whether to set the last layer, too.
+    A ``headless`` source is all of the network but its head. The last layer is set only
+    ``with_head``.
     """
     head = models.head(network)
     last = {id(variable) for variable in head.weights} if head and not with_head else set()
@@ -272,12 +260,7 @@ def _warn_of_another_network(config: Config, run: Config) -> None:
 def read_run(
     run: Config, rebuild: Callable[[Config, Sequence[str]], Classifier]
 ) -> tuple[NamedArrays, tuple[str, ...]]:
-    """Returns the (moving-average) weights of a run's last checkpoint, and its classes.
-
-    Args:
-      run: of :func:`run_in`.
-      rebuild: builds a model from a configuration and class names.
-    """
+    """Returns the (moving-average) weights of a run's last checkpoint, and its classes."""
     with no_larger_than(checkpoint_of(run.model_dir)):
         model = rebuild(run.on_one_device(), read_labels(run.model_dir))
     restore_weights(model, run.model_dir)
@@ -294,11 +277,7 @@ def _read_export(path: Path, network: keras.Model) -> tuple[Weights, tuple[str, 
         raise UserError(
             f"initial_weights: {path} is not a SavedModel that `export` or tf_keras wrote: {error}"
         ) from error
-    weights: dict[str, dict[str, np.ndarray]] = {}
-    for variable, value in variables.items():
-        layer, name = _layer_and_name(variable)
-        weights.setdefault(layer, {})[name] = value
-    return weights, labels
+    return _by_layer(variables.items()), labels
 
 
 def _named(variables: Iterable[tf.Variable]) -> NamedArrays:
@@ -311,7 +290,7 @@ def is_floating(variable: tf.Variable) -> bool:
     return tf.as_dtype(variable.dtype).is_floating
 
 
-def _by_layer(arrays: NamedArrays) -> Weights:
+def _by_layer(arrays: Iterable[tuple[str, np.ndarray]]) -> Weights:
     weights: dict[str, dict[str, np.ndarray]] = {}
     for full_name, value in arrays:
         layer, name = _layer_and_name(full_name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
@@ -13,18 +14,15 @@ from imagenet_fast.base.notices import say, warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.config import Config
+from imagenet_fast.data.class_values import BALANCED, read_class_values
 from imagenet_fast.data.dataset import make_images_on_device
 from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.options import DataOptions, InputOptions
+from imagenet_fast.data.options import InputOptions
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.distribute.options import ClusterOptions
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
-from imagenet_fast.distribute.strategy import (
-    per_replica_batch_size,
-    replicas_each,
-    tpu_coordinates,
-)
+from imagenet_fast.distribute.strategy import per_replica_batch_size, replicas_each, tpu_coordinates
 from imagenet_fast.distribute.tpu import is_tpu
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.layers.seeds import UnseededDraws, seed_states
@@ -36,7 +34,6 @@ from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.optimizers.weight_average import WeightAverage
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
-from imagenet_fast.training.build.class_weights import make_class_weights
 from imagenet_fast.training.build.fine_tune import freeze, load_initial_weights
 from imagenet_fast.training.build.fusion_trials import choose_fusion
 from imagenet_fast.training.build.network import (
@@ -145,10 +142,7 @@ def build(
         classifier.total_steps = run.total_steps
         if config.lookahead_every:
             classifier.lookahead = Lookahead(
-                classifier.weights,
-                config.lookahead_decay,
-                config.lookahead_every,
-                run.total_steps,
+                classifier.weights, config.lookahead_decay, config.lookahead_every, run.total_steps
             )
         classifier.compile(optimizer=build_optimizer(config, classifier, run.steps_per_epoch))
         classifier.selection = build_selection(run)
@@ -314,13 +308,15 @@ def build_classifier(
         (logits,) = tf.nest.flatten(network(normalize(pixels), **needed_arguments(network)))
         if logits.dtype != tf.float32:  # of a network of the user
             logits = keras.layers.Activation("linear", dtype="float32", name="float32")(logits)
+        mixes = config.mixup_alpha or config.cutmix_alpha
+        mixer = Mixer(config.mixup_alpha, config.cutmix_alpha, config.seed) if mixes else None
         model = Classifier(
             pixels,
             logits,
             loss=config.loss,
             label_smoothing=config.label_smoothing,
             focus=Focus.of(config),
-            mixer=_mixer(config),
+            mixer=mixer,
             accumulation_steps=config.accumulation_steps,
             replicas_each=replicas_each(config, tf.distribute.get_strategy()),
             replicas_together=_replicas_together(config, network),
@@ -369,8 +365,7 @@ def build_all_reduce(
     if pipeline is None:
         return _all_reduce(options, fusion, "gradients")
     return StageAllReduce(
-        pipeline.devices,
-        lambda place: _all_reduce(options, fusion, f"stage_{place}", place),
+        pipeline.devices, lambda place: _all_reduce(options, fusion, f"stage_{place}", place)
     )
 
 
@@ -409,12 +404,6 @@ def _replicas_together(config: Config, network: keras.Model) -> int:
     return together
 
 
-def _mixer(options: DataOptions) -> Mixer | None:
-    if not options.mixup_alpha and not options.cutmix_alpha:
-        return None
-    return Mixer(options.mixup_alpha, options.cutmix_alpha, options.seed)
-
-
 def _check_mixer(options: UpdateOptions) -> None:
     strategy = tf.distribute.get_strategy()
     images = per_replica_batch_size(options, strategy) // replicas_each(options, strategy)
@@ -423,3 +412,32 @@ def _check_mixer(options: UpdateOptions) -> None:
             "mixup_alpha and cutmix_alpha mix the images of a replica's micro-batch, which here is "
             "a single image; raise batch_size or lower accumulation_steps"
         )
+
+
+def make_class_weights(options: UpdateOptions, info: DatasetInfo) -> np.ndarray | None:
+    """Returns the weight of each class, float64 [classes]; None: all are 1.
+
+    ``balanced`` weights are images / (classes * images of the class), as scikit-learn's.
+
+    Args:
+      options: give ``class_weights``, and the ``model_dir`` of a run that may resume without the
+        file of its weights.
+      info: the data set.
+
+    Raises:
+      UserError: if the data has no manifest, or a file cannot be used.
+    """
+    if not options.class_weights:
+        return None
+    if options.class_weights != BALANCED:
+        return read_class_values(
+            "class_weights", options.class_weights, info.labels, options.model_dir
+        )
+    counts = np.array(info.splits["train"].class_counts, np.float64)
+    if not counts.size:
+        raise UserError(
+            "class_weights=balanced needs the number of images of each class: prepare the data "
+            "with `imagenet-fast prepare`, or give a file of weights"
+        )
+    # A class without images has no part in the loss.
+    return counts.sum() / (len(counts) * np.maximum(counts, 1))

@@ -59,11 +59,7 @@ def build_network(
 
     To be called in the strategy's scope.
 
-    Args:
-      config: of the run.
-      classes: number of classes.
-      shape: (height, width, channels) of the images; None: any.
-      custom: the user's own network, for which ``config.model`` stands; None: the one it names.
+    The images are of ``shape`` (height, width, channels); None: any.
 
     Raises:
       UserError: if the devices do not support the configured pipeline or batch norm, or the user's

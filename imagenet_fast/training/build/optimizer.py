@@ -37,11 +37,7 @@ _DECAYED_ROLES = {
 
 
 def build_optimizer(
-    options: UpdateOptions,
-    model: keras.Model,
-    steps_per_epoch: int,
-    *,
-    every: int = 1,
+    options: UpdateOptions, model: keras.Model, steps_per_epoch: int, *, every: int = 1
 ) -> keras.optimizers.Optimizer:
     """Returns the optimizer, with loss scaling for float16.
 
@@ -65,7 +61,12 @@ def build_optimizer(
 def _unscaled_optimizer(
     options: UpdateOptions, model: keras.Model, steps_per_epoch: int, every: int
 ) -> keras.optimizers.Optimizer:
-    _warn_of_mismatches(options)
+    if options.optimizer == "lars" and options.batch_size < _LEAST_LARS_BATCH:
+        warnings.warn(
+            f"lars is meant for batches of {_LEAST_LARS_BATCH} images and more, not for "
+            f"{options.batch_size}",
+            stacklevel=2,
+        )
     schedule = build_schedule(options, steps_per_epoch)
     if every > 1:
         schedule = EveryNthStep(schedule, every)
@@ -158,16 +159,6 @@ def _required(options: UpdateOptions) -> list[str]:
         for name in ("momentum", "weight_decay")
         if getattr(options, name) not in (0, getattr(default, name))
     ]
-
-
-def _warn_of_mismatches(options: UpdateOptions) -> None:
-    """Warns of options that are not meant for the optimizer."""
-    if options.optimizer == "lars" and options.batch_size < _LEAST_LARS_BATCH:
-        warnings.warn(
-            f"lars is meant for batches of {_LEAST_LARS_BATCH} images and more, not for "
-            f"{options.batch_size}",
-            stacklevel=2,
-        )
 
 
 def _rate_factors(options: UpdateOptions, model: keras.Model, roles: Sequence[Role]) -> list[float]:

@@ -21,9 +21,7 @@ _NO_WEIGHTS = ("optimizer/", "keras_api/")
 def read_saved_model(path: Path, limit: int) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Returns what fine-tuning needs of a SavedModel that ``export``, or tf_keras, wrote.
 
-    Args:
-      path: its folder.
-      limit: the largest size of the weights in bytes.
+    Its weights may have ``limit`` bytes.
 
     Returns:
       The floating-point weights by name, such as ``stem_conv/kernel``, and the classes: none of a

@@ -33,10 +33,6 @@ def build_schedule(options: ScheduleOptions, steps_per_epoch: int) -> Schedule:
     ``piecewise_linear`` counts steps from 1, as Page does: no update is lost to a first knot of 0,
     and the update that ends epoch 5 has the learning rate of a knot there.
 
-    Args:
-      options: the options of the run.
-      steps_per_epoch: weight updates in an epoch.
-
     Raises:
       UserError: if the run has no steps, or is shorter than its warmup or its knots.
     """

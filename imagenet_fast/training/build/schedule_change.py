@@ -27,9 +27,6 @@ def change_of_schedule(run: Run) -> str:
 
     The resumed run is then the run that would have started with that schedule.
 
-    Args:
-      run: gives ``model_dir`` and the schedule.
-
     Returns:
       The change, to complete "resumes ..."; empty: there is no run, or its schedule is the same.
 

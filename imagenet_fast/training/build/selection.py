@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import tensorflow as tf
 
@@ -14,7 +16,7 @@ from imagenet_fast.optimizers.options import OptimizerOptions
 from imagenet_fast.training.build.network import precision_policy
 from imagenet_fast.training.build.optimizer import build_optimizer
 from imagenet_fast.training.run import Run
-from imagenet_fast.training.step.losses import Focus, start_at_equal_probabilities
+from imagenet_fast.training.step.losses import Focus, image_losses, start_at_equal_probabilities
 from imagenet_fast.training.step.micro_batches import rounded_part
 from imagenet_fast.training.step.selection import Proxy, Selection
 
@@ -57,43 +59,28 @@ def check_selection(run: Run) -> None:
 
 
 def selected_images(options: OptimizerOptions, images: int) -> int:
-    """Returns the number of a replica's images in a step that it trains on.
-
-    Args:
-      options: of the run.
-      images: of the replica in a step.
-    """
+    """Returns the number of a replica's images in a step that it trains on."""
     return rounded_part(images, options.select_by_loss)
 
 
 def build_selection(run: Run) -> Selection:
     """Returns what chooses the images of a step, as configured; in the strategy's scope."""
-    return Selection(run.config.select_by_loss, _build_proxy(run))
-
-
-def _build_proxy(run: Run) -> Proxy | None:
-    """Returns the network that selects images, with an optimizer; None: there is none."""
-    config = run.config
-    if not config.proxy_model:
-        return None
-    model = build_proxy_network(config, run.info.num_classes)
-    return Proxy(
-        model,
-        build_optimizer(config, model, run.steps_per_epoch, every=config.proxy_every),
-        every=config.proxy_every,
-        loss=config.loss,
-        label_smoothing=config.label_smoothing,
-        focus=Focus.of(config),
-    )
+    config, proxy = run.config, None
+    if config.proxy_model:
+        model, every = build_proxy_network(config, run.info.num_classes), config.proxy_every
+        losses = functools.partial(
+            image_losses,
+            loss=config.loss,
+            label_smoothing=config.label_smoothing,
+            focus=Focus.of(config),
+        )
+        optimizer = build_optimizer(config, model, run.steps_per_epoch, every=every)
+        proxy = Proxy(model, optimizer, losses, every)
+    return Selection(config.select_by_loss, proxy)
 
 
 def build_proxy_network(config: Config, classes: int) -> keras.Model:
-    """Returns ``proxy_model``, from uint8 [batch, image_size, image_size, 3] to logits.
-
-    Args:
-      config: of the run.
-      classes: number of logits.
-    """
+    """Returns ``proxy_model``, from uint8 [batch, image_size, image_size, 3] to logits."""
     shape = (config.input_size, config.input_size, 3)
     options: dict[str, float] = {
         "batch_norm_momentum": config.batch_norm_momentum,

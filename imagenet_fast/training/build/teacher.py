@@ -31,12 +31,6 @@ def build_teacher(
 
     To be called outside the strategy's scope.
 
-    Args:
-      config: of the student's run.
-      labels: the name of each of its classes.
-      strategy: of its replicas, each of which gets a copy of the weights.
-      rebuild: builds a model from a configuration and class names.
-
     Raises:
       UserError: if it is no run, its network is code, it has other classes or another loss, or
         workers read other weights.

@@ -21,13 +21,9 @@ _BATCH = 256
 
 
 def whiten(network: keras.Model, run: Run) -> None:
-    """Sets the filters of a network's ``PatchWhitening``, if it has one.
+    """Sets the filters of a network's ``PatchWhitening``, if any, by the first training images.
 
     To be called outside of replicas, by all workers: each reads the same images.
-
-    Args:
-      network: from ``models.build``.
-      run: says how images are prepared, and how many training images, the first ones, are used.
 
     Raises:
       UserError: if none of them can be read.

@@ -61,9 +61,7 @@ class Checkpoints:
     over all; only the chief's file is kept. All workers restore from it, so all must be able to
     read ``model_dir``.
 
-    Args:
-      model: compiled and made in its strategy's scope.
-      options: gives ``model_dir`` and ``keep_checkpoints``.
+    The model is compiled, and made in its strategy's scope.
     """
 
     def __init__(self, model: Classifier, options: RunOptions) -> None:
@@ -121,10 +119,6 @@ class Checkpoints:
 
         To be called right after the evaluation, which has averaged the batch-norm statistics.
         Changes no weights, so that a run takes the same steps without it.
-
-        Args:
-          step: weight updates so far.
-          state: as in :meth:`save`.
 
         Raises:
           UserError: if it cannot be written, as to a full disk.
@@ -209,17 +203,9 @@ def check_resumable(model_dir: str) -> None:
 
 
 def restore_weights(model: Classifier, model_dir: str, which: str = "last") -> str:
-    """Restores the weights of a checkpoint in ``model_dir``, whatever its precision.
+    """Restores the weights of a ``last`` or ``best`` checkpoint in any precision; returns its path.
 
     Restores their moving average too, if the model keeps one.
-
-    Args:
-      model: gets the weights.
-      model_dir: the run's directory.
-      which: ``last``, or ``best``: that of the evaluation with the highest top-1 accuracy.
-
-    Returns:
-      The checkpoint's path.
 
     Raises:
       UserError: if there is none, or it is another model's, or damaged.

@@ -39,10 +39,6 @@ def config_of_run(model_dir: str, changes: Mapping[str, Any]) -> Config:
 
     Warns of options that the command line would have to repeat.
 
-    Args:
-      model_dir: the run's directory.
-      changes: the options given, by name.
-
     Raises:
       UserError: if there is no run, or its network is code that the command line does not name.
     """
@@ -92,13 +88,7 @@ def as_begun(config: Config) -> Config:
 
 
 def other_options(names: Sequence[str], run: Config, config: Config) -> UserError:
-    """Returns the error that options are not those of the run in ``model_dir``, to be resumed.
-
-    Args:
-      names: of these options.
-      run: the options of the run.
-      config: those given.
-    """
+    """Returns the error that options are not those of the run in ``model_dir``, to be resumed."""
     return UserError(
         f"{directory_of(config.model_dir)} holds a run with other options "
         f"({differences(names, run, config)}); give its options to resume it, or choose another "

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, first_line
 from imagenet_fast.base.files import read_objects, write_file
+from imagenet_fast.base.notices import say
 from imagenet_fast.base.outside import Count
 from imagenet_fast.base.paths import Path, is_local, to_path
 from imagenet_fast.training.checkpoints.model_dir import CHECKPOINTS, checkpoint_steps, record_steps
@@ -28,17 +28,8 @@ _SIGNS = re.compile(
 )
 
 
-class _Damaged(NamedTuple):
-    step: int
-    reason: str
-
-
 def damage_of(checkpoint: str) -> str | None:
-    """Reads a whole checkpoint and returns what is damaged; None: nothing.
-
-    Args:
-      checkpoint: its path without a suffix.
-    """
+    """Reads a checkpoint, named without a suffix; returns what is damaged, None: nothing."""
     path = to_path(checkpoint)
     files = {
         file.name[len(path.name) :]: file
@@ -74,9 +65,6 @@ def whole_checkpoint(model_dir: str) -> str | None:
     For the only process that writes checkpoints. Set aside means renamed: the files ``ckpt-5.*``
     become ``damaged-ckpt-5.*``. A warning is printed, and a row added to ``DAMAGED_FILE``.
 
-    Args:
-      model_dir: the run's directory.
-
     Returns:
       The path without a suffix; None: there is no checkpoint.
 
@@ -88,20 +76,20 @@ def whole_checkpoint(model_dir: str) -> str | None:
     if not steps:
         return None
     newest = str(folder / f"ckpt-{steps[-1]}")
-    damaged: list[_Damaged] = []
+    damaged: dict[int, str] = {}  # the reasons, by step
     for step in reversed(steps):
         reason = damage_of(str(folder / f"ckpt-{step}"))
         if reason is None:
             break
-        damaged.append(_Damaged(step, reason))
+        damaged[step] = reason
     else:
         raise UserError(
-            f"checkpoint {newest} is damaged ({damaged[0].reason}), and "
-            + (f"so are the {len(damaged) - 1} before it" if damaged[1:] else "it is the only one")
+            f"checkpoint {newest} is damaged ({damaged[steps[-1]]}), and "
+            + (f"so are the {len(steps) - 1} before it" if steps[1:] else "it is the only one")
             + "; start a new run: choose another --model_dir"
         )
     if damaged:
-        names = [_set_aside(folder, checkpoint.step) for checkpoint in damaged]
+        names = [_set_aside(folder, number) for number in damaged]
         _report(model_dir, damaged, names, step)
     record_steps(folder, [earlier for earlier in steps if earlier <= step])
     return str(folder / f"ckpt-{step}")
@@ -127,14 +115,12 @@ def _set_aside(folder: Path, step: int) -> str:
     return aside
 
 
-def _report(model_dir: str, damaged: list[_Damaged], names: list[str], step: int) -> None:
+def _report(model_dir: str, damaged: dict[int, str], names: list[str], resumed: int) -> None:
     lines = list(map(json.dumps, damaged_checkpoints(model_dir)))
-    for checkpoint, name in zip(damaged, names):
-        print(
-            f"WARNING: checkpoint ckpt-{checkpoint.step} in {model_dir} is damaged "
-            f"({checkpoint.reason}): set aside as {name}; the run resumes from step {step}",
-            file=sys.stderr,
-            flush=True,
+    for (step, reason), name in zip(damaged.items(), names):
+        say(
+            f"WARNING: checkpoint ckpt-{step} in {model_dir} is damaged ({reason}): set aside as "
+            f"{name}; the run resumes from step {resumed}"
         )
-        lines.append(json.dumps({**checkpoint._asdict(), "resumed_from": step}))
+        lines.append(json.dumps({"step": step, "reason": reason, "resumed_from": resumed}))
     write_file(to_path(model_dir, DAMAGED_FILE), "".join(f"{line}\n" for line in lines))

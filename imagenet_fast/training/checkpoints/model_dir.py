@@ -176,10 +176,6 @@ def check_model_dir(config: Config, labels: Sequence[str]) -> None:
     The schedule of a run that has a checkpoint may differ, and so may ``accumulation_steps``, which
     is to be checked when the network is built.
 
-    Args:
-      config: gives ``model_dir`` and ``data_dir``.
-      labels: the name of each class of the data.
-
     Raises:
       UserError: if it holds a run with other options or classes, or cannot be used.
     """
@@ -255,10 +251,6 @@ def check_labels(options: DataOptions, labels: Sequence[str]) -> None:
 
     Names are compared unless the data or the run has none, only the numbers from 0.
 
-    Args:
-      options: gives ``model_dir`` and ``data_dir``.
-      labels: the name of each class of the data.
-
     Raises:
       UserError: if it has other classes.
     """
@@ -286,10 +278,7 @@ def classes_in_run(
     of shards without a manifest, keep their numbers; so do the run's own, of which two may have the
     same name (ImageNet has two cranes).
 
-    Args:
-      options: gives ``model_dir`` and ``data_dir``.
-      labels: the name of each class of the data.
-      may_be_mapped: whether ``class_map`` is a way out, for the message.
+    ``may_be_mapped``: whether ``class_map`` is a way out, for the message.
 
     Raises:
       UserError: if the run does not have one of the classes, or several of its name.
@@ -370,11 +359,9 @@ def read_preparation(options: DataOptions) -> Preparation | None:
 
 
 def checkpoint_of(model_dir: str, which: str = "last") -> str:
-    """Returns the path of a run's checkpoint, without a suffix; it may be damaged or lack a file.
+    """Returns the path of a run's ``last`` or ``best`` checkpoint, without a suffix.
 
-    Args:
-      model_dir: the run's directory.
-      which: ``last``, or ``best``: that of the evaluation with the best ``best_metric``.
+    It may be damaged or lack a file.
 
     Raises:
       UserError: if there is none.
@@ -440,9 +427,6 @@ def checkpoint_steps(folder: Path) -> list[int]:
 
     Unfinished are those newer than the one that TensorFlow recorded as the latest and, without a
     record, those newer than every checkpoint with an index.
-
-    Args:
-      folder: ``CHECKPOINTS`` or ``BEST`` of a ``model_dir``.
     """
     if not folder.is_dir():
         return []
@@ -459,9 +443,6 @@ def checkpoint_steps(folder: Path) -> list[int]:
 def recorded_step(folder: Path) -> int | None:
     """Returns the step of the checkpoint that TensorFlow recorded as the latest; None: no record.
 
-    Args:
-      folder: ``CHECKPOINTS`` or ``BEST`` of a ``model_dir``.
-
     Raises:
       UserError: if the record cannot be read.
     """
@@ -475,14 +456,10 @@ def recorded_step(folder: Path) -> int | None:
 
 
 def record_steps(folder: Path, steps: Sequence[int]) -> None:
-    """Records checkpoints in TensorFlow's list.
+    """Records checkpoints, in ascending order, in TensorFlow's list; without any, removes it.
 
     To be called before ``tf.train.CheckpointManager`` reads it, which removes the files that it
     lists, wherever they are, and reads patterns, too.
-
-    Args:
-      folder: ``CHECKPOINTS`` or ``BEST`` of a ``model_dir``.
-      steps: of the checkpoints, ascending; without any, the list is removed.
     """
     if not steps:
         (folder / _RECORD).unlink(missing_ok=True)

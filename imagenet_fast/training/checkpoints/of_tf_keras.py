@@ -30,17 +30,10 @@ def is_of_tf_keras(path: str) -> bool:
 
 
 def keys_of_tf_keras(path: str, model: keras.Model) -> list[str]:
-    """Finds a model's weights: by their names or, if these differ, by the places of their layers.
+    """Finds the keys of a model's weights by their names or, if these differ, by their places.
 
     Keras 3 has other names for weights of sequential models and depthwise convolutions, and the
     numbers in names depend on the layers made before.
-
-    Args:
-      path: of a checkpoint, for which :func:`is_of_tf_keras` is true.
-      model: the same as the checkpoint's.
-
-    Returns:
-      The key of each of ``model.weights`` in the checkpoint.
 
     Raises:
       ValueError: if one is not there.
@@ -75,15 +68,10 @@ def weights_of_tf_keras(path: str, keys: Sequence[str]) -> list[np.ndarray]:
 
 
 def shadows_of_tf_keras(path: str, shadow: str, keys: Sequence[str]) -> list[np.ndarray]:
-    """Reads a copy of a model's weights: their average, or lookahead's slow weights.
+    """Reads a copy of a model's weights, in the order of their keys.
 
-    Args:
-      path: as of :func:`keys_of_tf_keras`.
-      shadow: ``weight_averages`` or ``slow_weights``.
-      keys: of the weights that have a copy.
-
-    Returns:
-      The values, in the order of the keys.
+    ``shadow`` is ``weight_averages`` or ``slow_weights``; ``keys`` are of the weights that have a
+    copy.
 
     Raises:
       ValueError: if one is not there.
@@ -105,13 +93,7 @@ def shadows_of_tf_keras(path: str, shadow: str, keys: Sequence[str]) -> list[np.
 def _places(
     layer: keras.layers.Layer, prefix: str, names: Mapping[str, str]
 ) -> Iterator[tuple[int, str]]:
-    """Yields the id of each weight in a layer, and its key.
-
-    Args:
-      layer: the layer, or a model.
-      prefix: of the keys of its weights.
-      names: of all weights in the checkpoint, by key.
-    """
+    """Yields the id of each weight in a layer, and its key."""
     inside = {key: name for key, name in names.items() if key.startswith(prefix)}
     if is_functional(layer):
         layers = [part for part in layer.layers if part.weights]

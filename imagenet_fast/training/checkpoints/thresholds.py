@@ -36,12 +36,7 @@ class Thresholds:
 
 
 def write_thresholds(directory: str, thresholds: dict[str, Thresholds]) -> None:
-    """Writes the thresholds of a run.
-
-    Args:
-      directory: of the run.
-      thresholds: of the checkpoints ``last`` and, with ``keep_best``, ``best``.
-    """
+    """Writes a run's thresholds: of checkpoint ``last`` and, with ``keep_best``, ``best``."""
     values = {which: dataclasses.asdict(own) for which, own in thresholds.items()}
     write_file(to_path(directory, FILE), json.dumps(values, indent=1) + "\n")
 
@@ -65,11 +60,6 @@ def read_thresholds(directory: str) -> dict[str, Thresholds]:
 
 def thresholds_of(directory: str, checkpoint: str, labels: Sequence[str]) -> list[float] | None:
     """Returns the thresholds that training chose for a checkpoint; None: it was not evaluated.
-
-    Args:
-      directory: of the run.
-      checkpoint: its path, without a suffix.
-      labels: the names of the model's classes.
 
     Raises:
       UserError: as :func:`read_thresholds`, or they are of other classes.

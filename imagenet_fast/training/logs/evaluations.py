@@ -38,12 +38,7 @@ class Evaluations:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], best_metric: str = "auto") -> Evaluations:
-        """Restores evaluations from a checkpoint; those of earlier versions lack ``best``.
-
-        Args:
-          state: a checkpoint's.
-          best_metric: the option.
-        """
+        """Restores evaluations from a checkpoint; those of earlier versions lack ``best``."""
         last = state["validation"]
         best = state.get("best", last)
         if not {"step", metric_of(best, best_metric)} <= best.keys():  # there was no evaluation

@@ -21,11 +21,8 @@ class KerasCallbacks(Logger):
     is a call of several steps, as with Keras' ``steps_per_execution``: the hook before it gets the
     number of its first step within the epoch, the one after it that of its last.
 
-    Args:
-      callbacks: of the user.
-      model: that is trained; a callback that sets its ``stop_training`` ends the run.
-      every: steps in an epoch.
-      last_step: of the run.
+    An epoch has ``every`` steps, the run ``last_step``. A callback that sets the model's
+    ``stop_training`` ends the run.
 
     Raises:
       UserError: if a callback would have no effect, or one that the checkpoints lack.
@@ -38,12 +35,9 @@ class KerasCallbacks(Logger):
         every: int,
         last_step: int,
     ) -> None:
-        self._model = model
-        self._every = every
+        self._model, self._every = model, every
         self._epoch: int | None = None  # the one that has begun
         self._logs: Row = {}
-        self._list = None
-        model.stop_training = False
         for callback in callbacks:
             if isinstance(callback, _SET_RATES):
                 raise UserError(
@@ -55,26 +49,21 @@ class KerasCallbacks(Logger):
                     "EarlyStopping's restore_best_weights comes too late for the checkpoints: "
                     "leave it out, and give --keep_best"
                 )
-        if callbacks:
-            epochs = -(-last_step // every)
-            self._list = keras.callbacks.CallbackList(
-                list(callbacks),
-                add_history=True,
-                model=model,
-                epochs=epochs,
-                steps=every,
-                verbose=0,
-            )
+        self._list = keras.callbacks.CallbackList(
+            list(callbacks),
+            add_history=True,
+            model=model,
+            epochs=-(-last_step // every),
+            steps=every,
+            verbose=0,
+        )
 
     def before_training(self) -> None:
         """Begins training."""
-        if self._list:
-            self._list.on_train_begin()
+        self._list.on_train_begin()
 
     def before_steps(self, step: int) -> None:
         """Begins an epoch, if the last one has ended, and a batch."""
-        if not self._list:
-            return
         if self._epoch is None:
             self._epoch = step // self._every
             self._list.on_epoch_begin(self._epoch)
@@ -82,39 +71,32 @@ class KerasCallbacks(Logger):
 
     def after_steps(self, step: int) -> None:
         """Ends a batch."""
-        if self._list:
-            self._logs = self._model.metric_sums.results()
-            self._list.on_train_batch_end((step - 1) % self._every, self._logs)
+        self._logs = self._model.metric_sums.results()
+        self._list.on_train_batch_end((step - 1) % self._every, self._logs)
 
     def before_evaluation(self, step: int) -> None:
         """Begins an evaluation."""
-        if self._list:
-            self._list.on_test_begin()
+        self._list.on_test_begin()
 
     def before_evaluation_steps(self, step: int) -> None:
         """Begins a batch of an evaluation."""
-        if self._list:
-            self._list.on_test_batch_begin(step)
+        self._list.on_test_batch_begin(step)
 
     def after_evaluation_steps(self, step: int) -> None:
         """Ends a batch of an evaluation."""
-        if self._list:
-            self._list.on_test_batch_end(step - 1, self._model.metric_sums.results())
+        self._list.on_test_batch_end(step - 1, self._model.metric_sums.results())
 
     def after_evaluation(self) -> None:
         """Ends an evaluation."""
-        if self._list:
-            logs = self._model.metric_sums.results()
-            self._list.on_test_end(logs)
-            self._logs |= {f"val_{name}": value for name, value in logs.items()}
+        logs = self._model.metric_sums.results()
+        self._list.on_test_end(logs)
+        self._logs |= {f"val_{name}": value for name, value in logs.items()}
 
     def after_epoch(self) -> None:
         """Ends an epoch."""
-        if self._list:
-            self._list.on_epoch_end(self._epoch, self._logs)
-            self._epoch = None
+        self._list.on_epoch_end(self._epoch, self._logs)
+        self._epoch = None
 
     def after_training(self) -> None:
         """Ends training."""
-        if self._list:
-            self._list.on_train_end(self._logs)
+        self._list.on_train_end(self._logs)

@@ -16,12 +16,7 @@ _LARGEST = 1e30
 
 
 class JsonLines(Logger):
-    """Appends rows to ``metrics.jsonl``; drops rows after the step from which the run resumes.
-
-    Args:
-      model_dir: the run's directory.
-      step: the step from which the run resumes.
-    """
+    """Appends rows to ``metrics.jsonl``; drops rows after the step from which the run resumes."""
 
     def __init__(self, model_dir: str, step: int) -> None:
         kept = [row for row in read_rows(model_dir) if row["step"] <= step]

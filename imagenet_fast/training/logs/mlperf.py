@@ -45,12 +45,7 @@ class MLPerfLog(Logger):
     A resumed run drops the lines after the step from which it resumes, and its earlier end. Epochs
     count from 1; an evaluation has the number of finished epochs.
 
-    Args:
-      run: the run; a call of steps must end after each of its epochs.
-      step: weight updates before this process.
-      batch_norm_examples: images in a batch-norm group.
-      last_step: last step of the run.
-      now: returns seconds since 1970.
+    A call of steps must end after each epoch. ``now`` returns seconds since 1970.
     """
 
     def __init__(
@@ -97,7 +92,8 @@ class MLPerfLog(Logger):
         """Writes the start of an epoch before its first step."""
         if not self._in_epoch:
             # With the number of its first step: dropped if a resumed run repeats that step.
-            self._write(_START, "epoch_start", epoch_num=self._epoch(), step_num=step + 1)
+            number = self._step // self._steps_per_epoch + 1
+            self._write(_START, "epoch_start", epoch_num=number, step_num=step + 1)
             self._in_epoch = True
 
     def after_steps(self, step: int) -> None:
@@ -119,11 +115,7 @@ class MLPerfLog(Logger):
             self._write(_END, "eval_stop", epoch_num=epochs)
 
     def finish(self, success: bool) -> None:
-        """Writes the end of the run, unless it is there.
-
-        Args:
-          success: whether the run reached its target or its last step.
-        """
+        """Writes the end of the run, unless it is there."""
         if not self._ended:
             self._end_epoch()
             self._write(_END, "run_stop", status="success" if success else "aborted")
@@ -136,10 +128,6 @@ class MLPerfLog(Logger):
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
-
-    def _epoch(self) -> int:
-        """Returns the number of the epoch to which the next step belongs."""
-        return self._step // self._steps_per_epoch + 1
 
     def _epochs_done(self) -> float:
         epochs = self._step / self._steps_per_epoch

@@ -8,14 +8,9 @@ from imagenet_fast.training.logs.logger import Logger
 
 
 class Profiler(Logger):
-    """Profiles a range of steps for TensorBoard.
+    """Profiles steps, the first one being 1, for TensorBoard, in ``plugins/profile`` of its folder.
 
     A run that resumes within the range profiles the rest of it.
-
-    Args:
-      folder: TensorBoard's; profiles are written to ``plugins/profile`` in it.
-      first: the first step to profile; a run's first is step 1.
-      last: the last step to profile.
     """
 
     def __init__(self, folder: str, first: int, last: int) -> None:

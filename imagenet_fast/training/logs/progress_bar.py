@@ -40,11 +40,8 @@ class ProgressBar(Logger):
         classes: int,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._total_steps = total_steps
-        self._batch_size = batch_size
-        self._devices = devices
-        self._classes = classes
-        self._now = now
+        self._total_steps, self._batch_size = total_steps, batch_size
+        self._devices, self._classes, self._now = devices, classes, now
         self._first: tuple[int, float] | None = None  # step and time of the first row
         self._last_line = float("-inf")
         self._bar = None

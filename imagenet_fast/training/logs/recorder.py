@@ -57,12 +57,8 @@ class Recorder:
         sums: Mapping[str, float] = MappingProxyType({}),
         row_sums: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        self.step = step
-        self.evaluations = evaluations
-        self._run = run
-        self._model = model
-        self._clock = clock
-        self._loggers = loggers
+        self.step, self.evaluations = step, evaluations
+        self._run, self._model, self._clock, self._loggers = run, model, clock, loggers
         # Of images with several labels, average precision needs all images at once.
         self._means = ("loss",) if run.info.multi_label else ("loss", "top1", "top5")
         self._unread = self._untimed = 0  # steps

@@ -38,9 +38,6 @@ class RowLogger(keras.callbacks.Callback, Logger):
         """Logs a row; ``kind`` is ``train`` or ``validation``."""
         raise NotImplementedError
 
-    def close(self) -> None:
-        """Ends logging; called at the end of the run, also after an error."""
-
 
 class WandbLogger(RowLogger):
     """Logs a run's options and metrics to Weights & Biases.

@@ -95,12 +95,7 @@ class Chart:
         )
 
     def picture(self, rows: list[Row], title: str) -> str:
-        """Returns the chart as a self-contained SVG file, without a legend.
-
-        Args:
-          rows: what to draw.
-          title: the title above the chart.
-        """
+        """Returns the chart as a self-contained SVG file, without a legend."""
         with matplotlib.style.context(FILE_STYLE):
             figure = self._figure(self._drawn(rows))
             color = SENTINELS["muted"]
@@ -170,13 +165,7 @@ def target_of(summary: dict[str, Any]) -> float | None:
 
 
 def run_charts(summary: dict[str, Any], rows: list[Row], has_top5: bool = True) -> list[str]:
-    """Returns the charts of a run as HTML figures.
-
-    Args:
-      summary: the run's numbers, as in ``summary.json``.
-      rows: the rows of ``metrics.jsonl``, in order.
-      has_top5: whether to show top-5 accuracy.
-    """
+    """Returns the charts of a run as HTML figures."""
     target, speed = target_of(summary), summary.get("images_per_second")
     has_speed = is_number(speed) and speed > 0
     # Rows of untimed steps, such as each process' first, have no speed.

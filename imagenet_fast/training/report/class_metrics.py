@@ -47,9 +47,9 @@ def class_metrics(confusion: np.ndarray, labels: Sequence[str]) -> list[ClassMet
         ClassMetrics(
             name,
             int(count),
-            _fraction(hits, count),
-            _fraction(hits, guesses),
-            _fraction(2 * hits, count + guesses),
+            fraction_of(hits, count),
+            fraction_of(hits, guesses),
+            fraction_of(2 * hits, count + guesses),
             interval(float(hits / count), int(count)) if count else None,
         )
         for name, count, guesses, hits in zip(labels, of_class, of_prediction, right)
@@ -59,8 +59,7 @@ def class_metrics(confusion: np.ndarray, labels: Sequence[str]) -> list[ClassMet
 def worst_first(metrics: Sequence[ClassMetrics]) -> list[ClassMetrics]:
     """Returns the classes by ascending recall, then precision; those without images last."""
     return sorted(
-        metrics,
-        key=lambda row: (row.recall is None, row.recall or 0.0, row.precision or 0.0),
+        metrics, key=lambda row: (row.recall is None, row.recall or 0.0, row.precision or 0.0)
     )
 
 
@@ -84,5 +83,6 @@ def mean_metrics(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
     )
 
 
-def _fraction(part: np.int64, whole: np.int64) -> float | None:
+def fraction_of(part: np.int64, whole: np.int64) -> float | None:
+    """Returns a fraction; None: of nothing."""
     return float(part / whole) if whole else None

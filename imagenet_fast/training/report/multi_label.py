@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from imagenet_fast.training.report.class_metrics import fraction_of
+
 # The threshold of rows of metrics, and of classes of which nothing is known.
 DEFAULT_THRESHOLD = 0.5
 
@@ -51,10 +53,6 @@ def best_thresholds(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
     Each is a score: the class is predicted from it on. Of equal ones it is the highest; of classes
     without images 1/2.
-
-    Args:
-      scores: as of :func:`average_precisions`.
-      labels: likewise.
     """
     thresholds = np.full(labels.shape[1], DEFAULT_THRESHOLD)
     for number, (own, wanted) in enumerate(zip(_sortable(scores).T, labels.T)):
@@ -69,10 +67,7 @@ def f1_scores(
 ) -> tuple[float, float]:
     """Returns the micro and the macro average of F1, as scikit-learn's ``f1_score``.
 
-    Args:
-      scores: as of :func:`average_precisions`.
-      labels: likewise.
-      thresholds: [classes] or one: a class is predicted from it on.
+    ``thresholds`` are [classes] or one: a class is predicted from it on.
     """
     right, predicted, wanted = _counts(scores, labels, thresholds)
     total = predicted + wanted
@@ -85,19 +80,11 @@ def multi_label_metrics(scores: np.ndarray, labels: np.ndarray) -> dict[str, flo
 
     ``map`` is the mean of the average precisions of classes with images; F1 is at thresholds of
     1/2.
-
-    Args:
-      scores: as of :func:`average_precisions`.
-      labels: likewise.
     """
     precisions = average_precisions(scores, labels)
     known = precisions[~np.isnan(precisions)]
     micro, macro = f1_scores(scores, labels, np.array(DEFAULT_THRESHOLD))
-    return {
-        "map": float(known.mean()) if known.size else 0.0,
-        "f1_micro": micro,
-        "f1_macro": macro,
-    }
+    return {"map": float(known.mean()) if known.size else 0.0, "f1_micro": micro, "f1_macro": macro}
 
 
 def multi_label_classes(
@@ -111,9 +98,9 @@ def multi_label_classes(
             int(images),
             None if np.isnan(precision) else float(precision),
             float(threshold),
-            _fraction(hits, images),
-            _fraction(hits, guesses),
-            _fraction(2 * hits, images + guesses),
+            fraction_of(hits, images),
+            fraction_of(hits, guesses),
+            fraction_of(2 * hits, images + guesses),
         )
         for name, precision, threshold, hits, guesses, images in zip(
             names, average_precisions(scores, labels), thresholds, right, predicted, wanted
@@ -149,7 +136,3 @@ def _curve(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarr
     ordered = scores[order]
     last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)[: len(ordered)])
     return ordered[last], np.cumsum(labels[order] > 0)[last], last + 1
-
-
-def _fraction(part: np.int64, whole: np.int64) -> float | None:
-    return float(part / whole) if whole else None

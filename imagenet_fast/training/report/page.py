@@ -14,7 +14,6 @@ from imagenet_fast.base.html_page import document, header, section, table, tile_
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.config import Config, option_names
-from imagenet_fast.data.options import DataOptions
 from imagenet_fast.recipes import find_recipe, read_header
 from imagenet_fast.training.checkpoints.thresholds import Thresholds, read_thresholds
 from imagenet_fast.training.logs.metrics_file import Row, read_rows
@@ -41,13 +40,7 @@ _EQUAL = 1.5
 
 
 def write_report(config: Config, summary: dict[str, Any], labels: Sequence[str]) -> None:
-    """Writes ``report.html`` from the files of ``model_dir``.
-
-    Args:
-      config: the run's options.
-      summary: the run's results, as in ``summary.json``.
-      labels: the name of each class.
-    """
+    """Writes ``report.html`` from the files of ``model_dir``."""
     directory = config.model_dir
     text = render(
         summary,
@@ -74,16 +67,12 @@ def render(
 
     Parts without data are left out, as of a run without validation data.
 
-    Args:
-      summary: the run's numbers, as in ``summary.json``; any of them may be None.
-      rows: the rows of ``metrics.jsonl``, in order.
-      config: the run's options.
-      labels: the name of each class, if there are images.
-      inputs: training images as the model sees them.
-      analysis: the model's error analysis.
-      thresholds: of images with several labels.
+    Any number of the summary may be None.
     """
-    name = f"{config.model} on {summary.get('data') or _data_name(config)}"
+    data = summary.get("data")
+    if not data:
+        data = "synthetic images" if config.synthetic else to_path(config.data_dir).name or "data"
+    name = f"{config.model} on {data}"
     has_top5 = not 0 < len(labels) <= _FEW_CLASSES
     main = metric_of(summary)
     value = summary.get(main)
@@ -99,10 +88,7 @@ def render(
         _expected(summary),
         f'<div class="cards">{"".join(run_charts(summary, rows, has_top5))}</div>',
         '<div class="cards">',
-        section(
-            "Time and images",
-            _time_bar(summary) + table(_times(summary)),
-        ),
+        section("Time and images", _time_bar(summary) + table(_times(summary))),
         section("Hardware and versions", table(_environment(summary))),
         "</div>",
         _segments(summary),
@@ -116,10 +102,6 @@ def render(
         section("Options", _options(config)),
     ]
     return document(title, body, page_images.STYLE)
-
-
-def _data_name(options: DataOptions) -> str:
-    return "synthetic images" if options.synthetic else to_path(options.data_dir).name or "data"
 
 
 def _subtitle(summary: dict[str, Any], config: Config) -> str:
@@ -183,43 +165,30 @@ def _tiles(
     summary: dict[str, Any], has_top5: bool, loss_name: str, mean_recall: float | None
 ) -> str:
     """Returns the main results."""
-    main = metric_of(summary)
+    main, percent = metric_of(summary), formats.percent
     if is_number(summary.get(main)):
         images = formats.count(summary.get("images_evaluated"), "image")
-        best = summary.get(f"best_{main}")
-        better = ""
+        best, better = summary.get(f"best_{main}"), ""
         if is_number(best) and best > summary[main]:
-            better = f"; best {formats.percent(best)} at step {summary.get('best_step')}"
-        loss = f"validation loss {formats.number(summary.get('loss'))}"
+            better = f"; best {percent(best)} at step {summary.get('best_step')}"
         title = "Top-1 accuracy" if main == "top1" else "Mean average precision"
-        tiles = [
-            (
-                title,
-                formats.percent(summary[main]),
-                f"{_interval(summary, main)}on {images}{better}",
-            ),
-            (
-                "Top-5 accuracy",
-                formats.percent(summary.get("top5")),
-                f"{_interval(summary, 'top5')}{loss}",
-            ),
-        ]
-        if main == "map":
-            note = f"macro F1 {formats.percent(summary.get('f1_macro'))}; {loss}"
-            tiles[1] = ("Micro F1", formats.percent(summary.get("f1_micro")), note)
-        elif not has_top5:
-            tiles[1] = ("Validation loss", formats.number(summary.get("loss")), loss_name)
+        note = f"{_interval(summary, main)}on {images}{better}"
+        tiles = [(title, percent(summary[main]), note)]
         if mean_recall is not None:
             note = "classes have unequal numbers of images"
-            tiles.insert(1, ("Mean of recalls", formats.percent(mean_recall), note))
+            tiles.append(("Mean of recalls", percent(mean_recall), note))
+        loss = formats.number(summary.get("loss"))
+        if main == "map":
+            note = f"macro F1 {percent(summary.get('f1_macro'))}; validation loss {loss}"
+            tiles.append(("Micro F1", percent(summary.get("f1_micro")), note))
+        elif has_top5:
+            note = f"{_interval(summary, 'top5')}validation loss {loss}"
+            tiles.append(("Top-5 accuracy", percent(summary.get("top5")), note))
+        else:
+            tiles.append(("Validation loss", loss, loss_name))
     else:
-        tiles = [
-            (
-                "Training loss",
-                formats.number(summary.get("train_loss")),
-                "no evaluation in this run",
-            )
-        ]
+        loss = formats.number(summary.get("train_loss"))
+        tiles = [("Training loss", loss, "no evaluation in this run")]
     train, wall, train_to_target, wall_to_target = (
         formats.seconds(summary.get(f"{name}_seconds{until}"))
         for until in ("", "_to_target")
@@ -233,14 +202,10 @@ def _tiles(
         tiles.append((name, "not reached", f"in {train} of training"))
     else:
         tiles.append((name, train_to_target, f"of training; {wall_to_target} in all"))
-    tiles.append(
-        (
-            "Images per second",
-            formats.number(summary.get("images_per_second")),
-            f"{formats.number(summary.get('images_per_second_per_device'))} per device",
-        )
+    speed, note = (
+        formats.number(summary.get(f"images_per_second{each}")) for each in ("", "_per_device")
     )
-    return tile_row(tiles)
+    return tile_row([*tiles, ("Images per second", speed, f"{note} per device")])
 
 
 def _interval(summary: dict[str, Any], name: str) -> str:
@@ -430,18 +395,12 @@ def _segments(summary: dict[str, Any]) -> str:
 def _environment(summary: dict[str, Any]) -> list[tuple[str, str]]:
     hardware = summary.get("hardware") or {}
     return [
-        (
-            "Devices",
-            summary.get("runs_on") or ", ".join(summary.get("devices") or [MISSING]),
-        ),
+        ("Devices", summary.get("runs_on") or ", ".join(summary.get("devices") or [MISSING])),
         ("Replicas", formats.number(summary.get("replicas"))),
         ("GPUs of the chief", ", ".join(hardware.get("gpus") or ["none"])),
         ("Processor of the chief", hardware.get("cpu") or MISSING),
         ("Cores of the chief", formats.number(hardware.get("cores"))),
-        (
-            "Trainable parameters",
-            formats.whole(summary.get("parameters")),
-        ),
+        ("Trainable parameters", formats.whole(summary.get("parameters"))),
         *((name, str(version)) for name, version in (summary.get("versions") or {}).items()),
     ]
 

@@ -11,7 +11,7 @@ from typing import IO, Any
 import numpy as np
 
 from imagenet_fast.base.errors import UserError, how_to_install
-from imagenet_fast.base.files import new_path, open_new, temporary_beside
+from imagenet_fast.base.files import new_path, written_whole
 from imagenet_fast.base.paths import Path
 from imagenet_fast.training.step.error_analysis import ImagePredictions
 
@@ -48,26 +48,19 @@ def write_predictions(
     The columns are ``file``, ``label``, ``class1`` to ``class5``, ``probability1`` to
     ``probability5`` and ``loss``, without label smoothing. All are kept in memory as numbers only.
 
-    Args:
-      path: of the file, which is written under another name first.
-      predictions: with ``rows`` that are the indices of the images in the split.
-      files: the name of each image of the split.
-      labels: the name of each class.
+    The ``rows`` of the predictions are the indices of the images in the split, of which ``files``
+    are all names.
 
     Raises:
       UserError: if the file cannot be written.
     """
-    temporary = temporary_beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open_new(temporary) as file:
+        with written_whole(path) as file:
             write = _write_parquet if path.name.lower().endswith(".parquet") else _write_csv
             write(file, _columns(predictions, files, labels))
-        temporary.replace(path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _columns(

@@ -70,13 +70,7 @@ def with_file_names(
     predictions: ImagePredictions,
     names: Callable[[Sequence[int]], Sequence[str]],
 ) -> ErrorAnalysis:
-    """Returns the error analysis with the names of images of mistakes.
-
-    Args:
-      analysis: without them.
-      predictions: of the same evaluation.
-      names: returns the names of images, given by their rows.
-    """
+    """Returns the error analysis with the names of images of mistakes."""
     pairs = confused_pairs(analysis.confusion)
     examples = np.full([len(pairs), FILES_OF_A_PAIR], -1)
     of_pair = np.stack([predictions.labels, predictions.classes[:, 0]], axis=1)
@@ -98,11 +92,7 @@ def with_file_names(
 
 
 def confused_pairs(confusion: np.ndarray) -> np.ndarray:
-    """Returns the entries of the at most 15 pairs of classes with the most mistakes, descending.
-
-    Args:
-      confusion: of an :class:`ErrorAnalysis`.
-    """
+    """Returns the entries of the at most 15 pairs of classes with the most mistakes, descending."""
     mistakes = confusion[confusion[:, 0] != confusion[:, 1]]
     return mistakes[np.argsort(-mistakes[:, 2], kind="stable")[:PAIRS]]
 
@@ -137,12 +127,7 @@ class Predictions:
     ``TrainingStep.test_step`` adds those of a replica's batch, so that the analysis needs no
     further pass over the images. Make it outside of replicas, in all workers.
 
-    Args:
-      run: the run, whose data has images of the split.
-      loss: of an image, see ``image_losses``.
-      split: ``validation`` or ``test``.
-      top: predicted classes of each image that are kept, at most all.
-      fits_temperature: whether to add up what fitting a temperature needs.
+    Of each image, it keeps the ``top`` predicted classes.
     """
 
     def __init__(
@@ -155,10 +140,8 @@ class Predictions:
         fits_temperature: bool = False,
     ) -> None:
         options, info, strategy = run.config, run.info, run.strategy
-        self._strategy = strategy
-        self._loss = loss
-        self._top = top
-        self._fits_temperature = fits_temperature
+        self._strategy, self._loss = strategy, loss
+        self._top, self._fits_temperature = top, fits_temperature
         batches = evaluation_steps(info, options, strategy, split)
         size = options.evaluation_image_size
         self._batch_size = evaluation_batch_size(options, strategy, info.splits[split].examples)
@@ -186,10 +169,9 @@ class Predictions:
         self._reset = one_call(strategy, reset)
 
     def reset(self, temperature: float = 1.0) -> None:
-        """Forgets all predictions; outside of replicas.
+        """Forgets all predictions; those to come are of logits divided by a temperature.
 
-        Args:
-          temperature: by which the logits of those to come are divided.
+        To be called outside of replicas.
         """
         self._reset()
         self._temperature.assign(temperature)
@@ -223,16 +205,11 @@ class Predictions:
         _, places = tf.math.top_k(facts[:, -1], _MISTAKES)
         assign_local(worst_variables, [tf.gather(images, places), tf.gather(facts, places)])
 
-    def analysis(self, step: int) -> ErrorAnalysis:
-        """Returns the error analysis, the same in all workers, which must all call it.
-
-        Args:
-          step: weight updates of the model.
-        """
-        return self.results(step)[0]
-
     def results(self, step: int) -> tuple[ErrorAnalysis, ImagePredictions]:
-        """Returns the error analysis and each image's predictions, as :meth:`analysis`."""
+        """Returns the error analysis, after ``step`` weight updates, and each image's predictions.
+
+        They are the same in all workers, which must all call it.
+        """
 
         # In one function: outside, each replica of a TPU slice would be fetched from its host.
         @tf.function(autograph=False)

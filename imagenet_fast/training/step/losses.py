@@ -108,12 +108,7 @@ def class_probabilities(logits: tf.Tensor, loss: str) -> tf.Tensor:
     its own. Their sum is about 1 for images like those of the training, but it need
     not be, and is low for an image of no class.
 
-    Args:
-      logits: [batch, classes].
-      loss: see :func:`image_losses`.
-
-    Returns:
-      Float32 [batch, classes].
+    Both are [batch, classes].
     """
     function = tf.nn.softmax if loss == "cross_entropy" else tf.nn.sigmoid
     return function(tf.cast(logits, tf.float32))
@@ -125,9 +120,6 @@ def start_at_equal_probabilities(network: keras.Model) -> None:
     It becomes ``-log(classes)``, so the first sigmoids are about ``1 / classes``, as in MosaicML's
     recipes. At a bias of 0 they would be 1/2, and nearly all of the first gradients would go into
     the bias. Networks whose last layer has no bias are left as they are.
-
-    Args:
-      network: from ``models.build``.
     """
     head = models.head(network)
     if head is not None and head.use_bias:
@@ -162,10 +154,7 @@ def _one_hot(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float) -> tf
 
 
 def _sigmoid_loss(
-    logits: tf.Tensor,
-    targets: tf.Tensor,
-    focus: Focus,
-    class_weights: np.ndarray | None = None,
+    logits: tf.Tensor, targets: tf.Tensor, focus: Focus, class_weights: np.ndarray | None = None
 ) -> tf.Tensor:
     """Returns the sum of :class:`Focus` over the classes, float32 [batch].
 

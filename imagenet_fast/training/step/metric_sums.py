@@ -76,7 +76,10 @@ class MetricSums:
 
     def __init__(self) -> None:
         self.variable = local_variable(tf.zeros([len(NAMES)]), "sums")
-        self._reset = one_call(tf.distribute.get_strategy(), self._reset_in_replica)
+        self._reset = one_call(
+            tf.distribute.get_strategy(),
+            lambda: assign_local([self.variable], [tf.zeros([len(NAMES)])]),
+        )
 
     def restore(self, sums: Mapping[str, float]) -> None:
         """Sets the sums to what :meth:`sums` returned; outside of replicas."""
@@ -85,9 +88,6 @@ class MetricSums:
     def reset(self) -> None:
         """Sets the sums to 0; outside of replicas."""
         self._reset()
-
-    def _reset_in_replica(self) -> None:
-        assign_local([self.variable], [tf.zeros([len(NAMES)])])
 
     def add(self, sums: tf.Tensor) -> None:
         """Adds one step's sums over all replicas, float32 [5]."""

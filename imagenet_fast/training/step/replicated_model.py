@@ -59,7 +59,7 @@ class ReplicatedModel(keras.Model):
 
     def batch_norm_statistics_of_first_replica(self) -> contextlib.AbstractContextManager[None]:
         """Inside, reading a batch-norm statistic reads the first replica's, not a mean."""
-        return read_from_first_replica(self._statistics())
+        return read_from_first_replica(statistics_in(self))
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the model has its averaged weights, if it keeps an average."""
@@ -81,7 +81,7 @@ class ReplicatedModel(keras.Model):
     def preserved_state(self) -> Iterator[None]:
         """Restores batch-norm statistics and random states at its end."""
         strategy = self.distribute_strategy
-        variables = self._states()
+        variables = states_in(self)
 
         @tf.function(autograph=False)
         def read() -> Any:
@@ -105,14 +105,8 @@ class ReplicatedModel(keras.Model):
     def _shadow_weights(self) -> list[ShadowWeights]:
         return [shadow for shadow in (self.weight_average, self.lookahead) if shadow is not None]
 
-    def _statistics(self) -> list[Any]:
-        return statistics_in(self)
-
-    def _states(self) -> list[Any]:
-        return states_in(self)
-
     def _average_statistics_in_replica(self) -> None:
-        statistics = self._statistics()
+        statistics = statistics_in(self)
         if statistics:
             context = tf.distribute.get_replica_context()
             means = context.all_reduce(tf.distribute.ReduceOp.MEAN, local_values(statistics))

@@ -8,13 +8,9 @@ from imagenet_fast.distribute.one_call import assign_local, local_values, local_
 
 
 class Rows:
-    """A row for each image that a replica sees; to be made outside of replicas, in all workers.
+    """A row for each of at most ``images`` images that a replica sees; others are ``fill``.
 
-    Args:
-      strategy: of the replicas.
-      images: that a replica sees at most.
-      columns: of a row.
-      fill: value of rows without an image.
+    To be made outside of replicas, in all workers.
     """
 
     def __init__(

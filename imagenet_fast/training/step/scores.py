@@ -22,12 +22,6 @@ class Scores:
     ``TrainingStep.test_step`` adds those of a replica's batch; devices keep them, 8 bytes for each
     image and class of the replica, and at the end for each of all replicas. Make it outside of
     replicas, in all workers.
-
-    Args:
-      run: the run, whose data has images of the split.
-      loss: of an image, see ``image_losses``.
-      split: ``validation`` or ``test``.
-      classes: of the model.
     """
 
     def __init__(self, run: Run, loss: str, split: str, classes: int) -> None:

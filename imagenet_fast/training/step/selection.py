@@ -16,7 +16,6 @@ from imagenet_fast.base.keras_2 import tensorflow_variables
 from imagenet_fast.data.on_device import gather
 from imagenet_fast.optimizers.loss_scale import apply_gradients, scaled_loss
 from imagenet_fast.optimizers.slots import make_slots, state_of, variables_of
-from imagenet_fast.training.step.losses import Focus, image_losses
 from imagenet_fast.training.step.metric_sums import skipped_sums
 from imagenet_fast.training.step.micro_batches import images_in
 
@@ -29,9 +28,6 @@ class Selection:
     Args:
       fraction: of the images, rounded to at least one; 1: all.
       proxy: chooses by its own loss, and is trained with the network; None: the network's loss.
-
-    Attributes:
-      proxy: see above.
     """
 
     def __init__(self, fraction: float = 1.0, proxy: Proxy | None = None) -> None:
@@ -110,32 +106,19 @@ class Proxy:
     Args:
       network: from pixels to float32 logits.
       optimizer: of the network; its learning rates are those of its own updates.
+      image_losses: from logits and labels to the loss of each image, float32 [batch].
       every: steps between its updates.
-      loss: of an image, see ``image_losses``.
-      label_smoothing: of its loss.
-      focus: likewise.
-
-    Attributes:
-      network: see above.
-      optimizer: see above.
     """
 
     def __init__(
         self,
         network: keras.Model,
         optimizer: keras.optimizers.Optimizer,
-        *,
-        every: int = 1,
-        loss: str = "cross_entropy",
-        label_smoothing: float = 0.0,
-        focus: Focus | None = None,
+        image_losses: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+        every: int,
     ) -> None:
-        self.network = network
-        self.optimizer = optimizer
-        self._every = every
-        self._loss = loss
-        self._label_smoothing = label_smoothing
-        self._focus = focus
+        self.network, self.optimizer = network, optimizer
+        self._image_losses, self._every = image_losses, every
 
     def losses(
         self,
@@ -164,14 +147,7 @@ class Proxy:
         )
 
     def _losses(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        logits = self.network(images, training=True)
-        return image_losses(
-            logits,
-            labels,
-            loss=self._loss,
-            label_smoothing=self._label_smoothing,
-            focus=self._focus,
-        )
+        return self._image_losses(self.network(images, training=True), labels)
 
     def _train(
         self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, fraction: float

@@ -18,11 +18,7 @@ from imagenet_fast.distribute.one_call import assign_local, local_values
 from imagenet_fast.distribute.workers import workers_of
 from imagenet_fast.layers import micro_batch
 from imagenet_fast.layers.seeds import UnseededDraws, seed_states
-from imagenet_fast.optimizers.loss_scale import (
-    apply_gradients,
-    leave_sums_to_the_step,
-    scaled_loss,
-)
+from imagenet_fast.optimizers.loss_scale import apply_gradients, leave_sums_to_the_step, scaled_loss
 from imagenet_fast.optimizers.slots import make_slots
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.programs import sum_of
@@ -30,16 +26,11 @@ from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
 from imagenet_fast.training.step.distillation import Teacher
 from imagenet_fast.training.step.error_analysis import Predictions
 from imagenet_fast.training.step.losses import Focus, class_probabilities, image_losses
-from imagenet_fast.training.step.metric_sums import (
-    NAMES,
-    Metric,
-    MetricSums,
-    batch_sums,
-)
+from imagenet_fast.training.step.metric_sums import NAMES, Metric, MetricSums, batch_sums
 from imagenet_fast.training.step.micro_batches import micro_batches
 from imagenet_fast.training.step.mix import Mixer
 from imagenet_fast.training.step.rematerialization import Rematerialization
-from imagenet_fast.training.step.replicated_model import ReplicatedModel
+from imagenet_fast.training.step.replicated_model import ReplicatedModel, states_in, statistics_in
 from imagenet_fast.training.step.scores import Scores
 from imagenet_fast.training.step.selection import Selection
 from imagenet_fast.training.step.views import logits_over_views
@@ -185,11 +176,7 @@ class TrainingStep(ReplicatedModel):
             self.selection.make_slots()
 
     def train_step(self, data: Any) -> Mapping[str, tf.Tensor]:
-        """Takes one step on this replica's part of the global batch.
-
-        Args:
-          data: as in :meth:`batch`.
-        """
+        """Takes one step on this replica's part of the global batch."""
         gradients, sums = self.gradients(data)
         *gradients, sums = self._all_reduce(gradients, sums)
         self.update(gradients)
@@ -246,23 +233,20 @@ class TrainingStep(ReplicatedModel):
             on the device.
           split: ``train`` or ``validation``.
         """
-        images, labels, weights = self._stored_batch(data, split)
+        if _is_step_number(data):
+            made = {"train": self.training_images, "validation": self.validation_images}[split]
+            if made is None:
+                raise UserError(
+                    "the data hold step numbers instead of images, as with data_on_device, but "
+                    f"this model has no {split} images: build it with the data's Config"
+                )
+            context = tf.distribute.get_replica_context()
+            images, labels, weights = made.batch(data["step"], context.replica_id_in_sync_group)
+        else:
+            images, labels, weights = _unpack(data, self.image_loss != "cross_entropy")
         if self.class_numbers is not None:
             labels = _renumbered(labels, self.class_numbers, self.output_shape[-1])
         return images, labels, weights
-
-    def _stored_batch(self, data: Any, split: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns a :meth:`batch` with the labels of the data."""
-        if not _is_step_number(data):
-            return _unpack(data, self.image_loss != "cross_entropy")
-        images = {"train": self.training_images, "validation": self.validation_images}[split]
-        if images is None:
-            raise UserError(
-                "the data hold step numbers instead of images, as with data_on_device, but this "
-                f"model has no {split} images: build it with the data's Config"
-            )
-        context = tf.distribute.get_replica_context()
-        return images.batch(data["step"], context.replica_id_in_sync_group)
 
     def logits(self, images: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
         """Returns the mean logits over the views of each image, float32 [batch, classes].
@@ -272,12 +256,7 @@ class TrainingStep(ReplicatedModel):
           weights: [batch]; 0 for images that do not count; None: all count.
         """
         return logits_over_views(
-            self._logits_of_view,
-            images,
-            self.views,
-            self.views_fraction,
-            weights,
-            self.image_loss,
+            self._logits_of_view, images, self.views, self.views_fraction, weights, self.image_loss
         )
 
     def _logits_of_view(self, images: tf.Tensor) -> tf.Tensor:
@@ -293,9 +272,6 @@ class TrainingStep(ReplicatedModel):
         """Returns the gradients and metric sums of a replica's part of a step.
 
         To be called in a replica. Updates batch-norm statistics and dropout states.
-
-        Args:
-          data: as in :meth:`batch`.
         """
         if self.unseeded_draws is None:
             return self._gradients_of_step(data)
@@ -353,7 +329,7 @@ class TrainingStep(ReplicatedModel):
 
     def _losses_in_training(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         """Returns the images' losses in training mode, float32 [batch]; leaves all states."""
-        states = [*self._statistics(), *self.draws()]
+        states = [*statistics_in(self), *self.draws()]
         before = local_values(states)
         losses = self._image_losses(self(images, training=True), labels)
         assign_local(states, before)
@@ -370,7 +346,7 @@ class TrainingStep(ReplicatedModel):
         It is unless an image's gradient depends on others, as by batch norm, mixup or
         ``select_by_loss``, or on random numbers that layers draw for a micro-batch at once.
         """
-        if self.mixer is not None or self.selection.selects or self._states():
+        if self.mixer is not None or self.selection.selects or states_in(self):
             return False
         draws = self.unseeded_draws
         if draws is None:
@@ -428,7 +404,7 @@ class TrainingStep(ReplicatedModel):
         if self._micro_batches == 1:
             return self._forward_backward(global_batch, None, *batch)
         parts = micro_batches(batch, self._micro_batches)
-        statistics = self._statistics()
+        statistics = statistics_in(self)
         draws = self.draws() if self.replicas_each > 1 else []
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         before, undrawn = local_values(statistics), local_values(draws)
@@ -565,12 +541,20 @@ class TrainingStep(ReplicatedModel):
         losses = self._training_losses(step.outputs, labels, *mixed)
         return gradients, batch_sums(step.outputs, losses, labels, weights)
 
-    def _image_losses(self, logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    def _image_losses(
+        self,
+        logits: tf.Tensor,
+        labels: tf.Tensor,
+        *mixed: tf.Tensor,
+        class_weights: np.ndarray | None = None,
+    ) -> tf.Tensor:
         return image_losses(
             logits,
             labels,
+            *mixed,
             loss=self.image_loss,
             label_smoothing=self.label_smoothing,
+            class_weights=class_weights,
             focus=self.focus,
         )
 
@@ -579,15 +563,7 @@ class TrainingStep(ReplicatedModel):
     ) -> tf.Tensor:
         if self.teacher is not None:
             return self.teacher.losses(logits, *mixed)
-        return image_losses(
-            logits,
-            labels,
-            *mixed,
-            loss=self.image_loss,
-            label_smoothing=self.label_smoothing,
-            class_weights=self.class_weights,
-            focus=self.focus,
-        )
+        return self._image_losses(logits, labels, *mixed, class_weights=self.class_weights)
 
     def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
         return scaled_loss(self.optimizer, loss)
@@ -623,12 +599,7 @@ def _renumbered(labels: tf.Tensor, numbers: Sequence[int], classes: int) -> tf.T
 
 
 def _unpack(data: Any, multi_label: bool) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns a batch's images, labels and weights.
-
-    Args:
-      data: from Keras.
-      multi_label: whether labels may be [batch, classes].
-    """
+    """Returns the images, labels, which may be [batch, classes], and weights of Keras' data."""
     images, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
     labels = tf.convert_to_tensor(labels)
     if not multi_label or labels.shape.rank != 2 or labels.shape[1] == 1:

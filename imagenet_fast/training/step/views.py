@@ -36,11 +36,7 @@ def mean_over_views(function: Callable[[tf.Tensor], Any], images: tf.Tensor, vie
         # tf.pad fails on an empty batch and, on GPUs, on uint8.
         framed = tf.concat([images[:, 1:2], images, images[:, -2:-1]], 1)
         framed = tf.concat([framed[:, :, 1:2], framed, framed[:, :, -2:-1]], 2)
-        weighted = [
-            (centre, images),
-            (shifted, framed[:, :-2, :-2]),
-            (shifted, framed[:, 2:, 2:]),
-        ]
+        weighted = [(centre, images), (shifted, framed[:, :-2, :-2]), (shifted, framed[:, 2:, 2:])]
     results = [
         tf.nest.map_structure(lambda value, weight=weight / 2: weight * value, function(view))
         for weight, moved in weighted

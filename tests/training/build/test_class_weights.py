@@ -11,7 +11,7 @@ from small_network import small_network
 
 from imagenet_fast import Config, UserError, build_model, make_dataset, train
 from imagenet_fast.data.info import DatasetInfo, SplitInfo
-from imagenet_fast.training.build.class_weights import make_class_weights
+from imagenet_fast.training.build.model import make_class_weights
 from imagenet_fast.training.step.classifier import Classifier
 from imagenet_fast.training.step.losses import image_losses
 

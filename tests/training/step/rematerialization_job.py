@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast import Config, build_model
+from imagenet_fast.training.step.replicated_model import states_in
 
 BATCH = 8
 
@@ -58,7 +59,7 @@ def steps(config, custom=None):
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 255, (BATCH, size, size, 3)).astype(np.uint8)
     labels = generator.integers(0, 10, BATCH).astype(np.int32)
-    states = model._states()
+    states = states_in(model)
 
     @tf.function(autograph=False)
     def step():

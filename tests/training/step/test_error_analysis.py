@@ -130,7 +130,7 @@ def test_averaged_weights_are_used_and_the_model_is_unchanged(config, digits):
     before = [value.copy() for value in model.get_weights()]
     evaluator = Evaluator(make_run(config), model, keeps_predictions=True)
     evaluator.evaluate()
-    found = evaluator.analysis()
+    found = evaluator.results()[0]
     # With its own weights it would give one answer to all.
     assert len(set(found.confusion[:, 1])) > 1
     for value, expected in zip(model.get_weights(), before):
@@ -166,7 +166,7 @@ def analysis_of(*batches, size=2):
             tf.constant(weights, tf.float32),
             tf.constant(logits, tf.float32),
         )
-    return predictions.analysis(step=3)
+    return predictions.results(step=3)[0]
 
 
 def test_padding_unreadable_and_right_images_are_no_mistakes():
@@ -209,7 +209,7 @@ def test_an_evaluation_begins_without_predictions_of_the_last_one(config, model,
     evaluator = Evaluator(make_run(config), model, keeps_predictions=True)
     for step in (6, 7):
         evaluator.evaluate(step)
-        again = evaluator.analysis()
+        again = evaluator.results()[0]
         assert again.step == step
         np.testing.assert_array_equal(again.confusion, found.confusion)
         np.testing.assert_array_equal(again.images, found.images)

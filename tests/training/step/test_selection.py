@@ -1,5 +1,6 @@
 """Training on the images with the highest loss, against NumPy."""
 
+import functools
 import subprocess
 import sys
 import types
@@ -18,6 +19,7 @@ from imagenet_fast.training.build.selection import build_proxy_network, check_se
 from imagenet_fast.training.checkpoints.checkpoint import Checkpoints
 from imagenet_fast.training.run import Run
 from imagenet_fast.training.step.classifier import Classifier
+from imagenet_fast.training.step.losses import image_losses
 from imagenet_fast.training.step.selection import Proxy, Selection, hardest
 
 RNG = np.random.default_rng(0)
@@ -45,9 +47,8 @@ def classifier(batch_norm=False, proxy=None, **options):
 
 def with_proxy(every=2, **options):
     schedule = EveryNthStep(PiecewiseLinear([0, 8], [0.4, 0.0]), every)
-    proxy = Proxy(
-        keras.Model(*layers(seed=2)), SGD(schedule, 0.5), every=every, label_smoothing=0.1
-    )
+    losses = functools.partial(image_losses, label_smoothing=0.1)
+    proxy = Proxy(keras.Model(*layers(seed=2)), SGD(schedule, 0.5), losses, every)
     return classifier(label_smoothing=0.1, proxy=proxy, **options)
 
 
