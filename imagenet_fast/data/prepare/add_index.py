@@ -29,7 +29,6 @@ from imagenet_fast.data.prepare.journal import lock, unwritable
 
 _SUFFIX = manifests.INDEXED_SUFFIX
 _LOCK = ".add_index.lock"
-_SPLITS = ("train", "validation", "test")
 
 
 class Added(NamedTuple):
@@ -121,7 +120,9 @@ class _Indexer:
                 f"{directory}: is unfinished: rerun the `imagenet-fast prepare` command that began "
                 "it"
             )
-        found = (path.name for split in _SPLITS for path in directory.glob(f"{split}-*-of-*"))
+        found = (
+            path.name for split in manifests.SPLITS for path in directory.glob(f"{split}-*-of-*")
+        )
         self.files = sorted(name for name in found if not name.endswith(_SUFFIX))
         if not self.files:
             raise _no_shards(directory)

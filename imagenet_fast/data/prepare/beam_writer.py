@@ -38,7 +38,7 @@ from imagenet_fast.data.prepare.image_limit import ImageLimit
 from imagenet_fast.data.prepare.journal import Done, leave, left_path, read_left
 from imagenet_fast.data.prepare.plan import TASKS, Task
 from imagenet_fast.data.prepare.shard_maker import ShardMaker
-from imagenet_fast.data.prepare.shard_writer import check_skipped, progress_bar, use_one_core
+from imagenet_fast.data.prepare.shard_writer import Finish, Release, Writer, use_one_core
 from imagenet_fast.data.prepare.sources import ListedFile, Source
 
 _SECONDS_BETWEEN_LOOKS = 1.0  # at the files that workers leave
@@ -95,42 +95,30 @@ def parse_options(text: str) -> beam.Pipeline:
         raise UserError(f"pipeline_options: {reason}") from None
 
 
-class BeamWriter:
-    """Writes shards by a pipeline of Beam; see ``shard_writer.Writer``."""
+class BeamWriter(Writer):
+    """Writes shards by a pipeline of Beam."""
 
     def __init__(
         self, maker: ShardMaker, pipeline_options: str, bad_limit: ImageLimit, progress: bool
     ) -> None:
-        self._maker = maker
+        super().__init__(maker, bad_limit, progress)
         self._pipeline_options = pipeline_options
-        self._bad_limit = bad_limit
-        self._progress = progress
 
-    def run(
-        self,
-        tasks: list[Task],
-        done: list[Done],
-        finish: Callable[[Done], None],
-        release: Callable[[], None],
-    ) -> None:
+    def run(self, tasks: list[Task], done: list[Done], finish: Finish, release: Release) -> None:
         """As ``Writer``, but nothing is forked."""
-        source, directory = self._maker.source, self._maker.directory
+        source, directory = self.maker.source, self.maker.directory
         skipped = [image for shard in done for image in shard.skipped]
-        check_skipped(source, self._bad_limit, skipped)
+        self.check_skipped(skipped)
         if not tasks:
             return
         missing = {task.file: task for task in tasks}
-        pause = _SECONDS_BETWEEN_LOOKS
-        if not is_local(directory):
-            pause = _SECONDS_BETWEEN_LOOKS_INTO_BUCKETS
+        in_bucket = not is_local(directory)
+        pause = _SECONDS_BETWEEN_LOOKS_INTO_BUCKETS if in_bucket else _SECONDS_BETWEEN_LOOKS
         with _tasks_file(source, directory, tasks) as (path, places):
             pipeline = parse_options(self._pipeline_options)
-            step = _MakeShard(source.opener(), str(directory), self._maker.job, str(path))
+            step = _MakeShard(source.opener(), str(directory), self.maker.job, str(path))
             _ = pipeline | beam.Create(places, reshuffle=True) | "make shards" >> beam.ParDo(step)
-            with (
-                _running(pipeline) as job,
-                progress_bar(source, tasks, done, self._progress) as bar,
-            ):
+            with _running(pipeline) as job, self.progress_bar(tasks, done) as bar:
                 running = True
                 while running:
                     running = job.wait(pause)  # before looking: nothing comes after it has ended
@@ -139,7 +127,7 @@ class BeamWriter:
                         finish(found)
                         skipped += found.skipped
                         bar.update(found.images)
-                    check_skipped(source, self._bad_limit, skipped)
+                    self.check_skipped(skipped)
         if job.errors:
             raise _explained(source, job.errors[0])
         if missing:
