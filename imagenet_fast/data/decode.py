@@ -8,8 +8,6 @@ transfer to the accelerator a quarter of float32's.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
@@ -115,32 +113,19 @@ def _on_white(pixels: tf.Tensor) -> tf.Tensor:
 def _decode_jpeg(encoded: tf.Tensor, box: tf.Tensor, options: PixelOptions) -> tf.Tensor:
     def decode_at(ratio: int) -> tf.Tensor:
         return tf.image.decode_and_crop_jpeg(
-            encoded, _scaled(box, ratio), ratio=ratio, **_jpeg_arguments(options)
+            encoded,
+            _scaled(box, ratio),
+            channels=3,
+            ratio=ratio,
+            fancy_upscaling=options.jpeg_upsampling == "smooth",
+            dct_method=_DCT_METHODS[options.jpeg_dct],
         )
 
-    return _at_ratio(decode_at, box, options)
-
-
-def _jpeg_arguments(options: PixelOptions) -> dict[str, Any]:
-    return {
-        "channels": 3,
-        "fancy_upscaling": options.jpeg_upsampling == "smooth",
-        "dct_method": _DCT_METHODS[options.jpeg_dct],
-    }
-
-
-def _at_ratio(decode_at: Callable[[int], Any], box: tf.Tensor, options: PixelOptions) -> Any:
-    """Returns what ``decode_at`` does with the ratio of :func:`jpeg_ratios` for a box."""
     if not options.jpeg_scaling:
         return decode_at(1)
-    branches = [functools.partial(decode_at, ratio) for ratio in _JPEG_RATIOS]
-    return tf.switch_case(_ratio_number(box, options), branches)
-
-
-def _ratio_number(boxes: tf.Tensor, options: PixelOptions) -> tf.Tensor:
-    """Returns indices of ``_JPEG_RATIOS``, int32 [...], for boxes int32 [..., 4]."""
-    max_ratio = tf.reduce_min(boxes[..., 2:], axis=-1, keepdims=True) // options.image_size
-    return tf.reduce_sum(tf.cast(max_ratio >= _JPEG_RATIOS[1:], tf.int32), axis=-1)
+    max_ratio = tf.reduce_min(box[2:]) // options.image_size
+    number = tf.reduce_sum(tf.cast(max_ratio >= _JPEG_RATIOS[1:], tf.int32))
+    return tf.switch_case(number, [functools.partial(decode_at, ratio) for ratio in _JPEG_RATIOS])
 
 
 def _scaled(box: tf.Tensor, ratio: int) -> tf.Tensor:
