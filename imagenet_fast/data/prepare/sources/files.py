@@ -53,7 +53,14 @@ Files = Mapping[str, list[ListedFile]]  # by split, with names relative to the d
 
 
 class FileSource(Source):
-    """Image files with labels."""
+    """Image files with labels.
+
+    Args:
+      kind, name, labels, warnings: as ``Source``.
+      root: the directory to which file names are relative.
+      files: the images of each split.
+      held_out: the fraction held out for validation and the seed, or None.
+    """
 
     def __init__(
         self,
@@ -65,17 +72,6 @@ class FileSource(Source):
         warnings: tuple[str, ...] = (),
         held_out: tuple[float, int] | None = None,
     ) -> None:
-        """Initializes the source.
-
-        Args:
-          kind: as ``Source``.
-          name: as ``Source``.
-          root: the directory to which file names are relative.
-          labels: as ``Source``.
-          files: the images of each split.
-          warnings: as ``Source``.
-          held_out: the fraction held out for validation and the seed, or None.
-        """
         digest = hashlib.sha256()
         for split, members in files.items():
             for image in members:
@@ -130,18 +126,8 @@ def file_source(
     """Returns a source of image files, with some held out if there is no validation split.
 
     Copies of an image and groups of images stay together. It warns of images in several classes and
-    of classes without validation images.
-
-    Args:
-      kind: as ``Source``.
-      name: as ``Source``.
-      root: the directory to which file names are relative.
-      labels: as ``Source``.
-      files: the images of each split.
-      warnings: further warnings.
-      holdout: the fraction of each class to hold out; 0: none.
-      seed: of the choice of held-out images.
-      place: where users can add validation images.
+    of classes without validation images, which users can add at ``place``. ``holdout`` is the
+    fraction of each class to hold out, ``seed`` that of the choice; otherwise as ``FileSource``.
 
     Raises:
       UserError: the fraction is not in [0, 1).
@@ -167,7 +153,9 @@ def _hold_out_files(files: Files, holdout: float, seed: int) -> dict[str, list[L
     train, others = files["train"], {k: v for k, v in files.items() if k != "train"}
     first = [image for image in train if not image.copy]
     groups = np.array([image.group for image in first]) if any(i.group for i in first) else None
-    out = hold_out(_as_array([image.label for image in first]), holdout, seed, groups)
+    labels = [image.label for image in first]
+    each_has_one = all(isinstance(label, int) for label in labels)
+    out = hold_out(np.array(labels) if each_has_one else labels, holdout, seed, groups)
     held_out = {image.file for image, is_out in zip(first, out) if is_out}
     chosen = [image.file in held_out for image in train]
     return {
@@ -182,19 +170,13 @@ def classes_of_all(labels: Iterable[Label]) -> set[int]:
     return {own for label in labels for own in classes_of(label)}
 
 
-def _as_array(labels: list[Label]) -> np.ndarray | list[Label]:
-    """Returns labels of one class each as an array."""
-    return np.array(labels) if all(isinstance(label, int) for label in labels) else labels
-
-
 def warnings_of_names(labels: tuple[str, ...]) -> tuple[str, ...]:
     """Warns of classes that seem to be the same, several, or measurements."""
-    missing = [repr(label) for label in labels if label.lower() in _MISSING]
-    notes: tuple[str, ...] = ()
+    warnings = (*_warnings_of_alike(labels), *_warnings_of_several(labels))
+    missing = " and ".join(repr(label) for label in labels if label.lower() in _MISSING)
     if missing:
-        names = " and ".join(missing)
-        notes = (f"{names} are classes: remove their images if they mean that none is known",)
-    return (*_warnings_of_alike(labels), *_warnings_of_several(labels), *notes)
+        warnings += (f"{missing} are classes: remove their images if they mean that none is known",)
+    return warnings
 
 
 def _warnings_of_several(labels: tuple[str, ...]) -> tuple[str, ...]:
@@ -258,15 +240,15 @@ def warnings_of_validation(
       holdout: the fraction that was held out; None: the data has a validation split.
       least: what is held out at least, after "one".
     """
+    names = [repr(name) for label, name in enumerate(labels) if label not in measured]
+    if not names:
+        return ()
     if holdout is None:
         advice = f"add some to {place}"
     elif holdout:
         advice = f"--holdout={holdout:g} is less than one {least}: increase it, or add images"
     else:
         advice = f"add some to {place}, or give another --holdout than 0"
-    names = [repr(name) for label, name in enumerate(labels) if label not in measured]
-    if not names:
-        return ()
     if not measured:
         return (f"there are no validation images to measure accuracy; {advice}",)
     return (
@@ -357,20 +339,15 @@ def read_image(path: Path) -> bytes:
       BadImageError: if it is larger than ``MAX_IMAGE``.
       OSError: if it cannot be read.
     """
-    _check_size(size_of(path))
+    check_size(size_of(path))
     return path.read_bytes()
 
 
-def checked_size(image: bytes) -> bytes:
-    """Returns the content of an image file.
+def check_size(size: int) -> None:
+    """Checks the size of an image file.
 
     Raises:
       BadImageError: if it is larger than ``MAX_IMAGE``.
     """
-    _check_size(len(image))
-    return image
-
-
-def _check_size(size: int) -> None:
     if size > MAX_IMAGE:
         raise BadImageError(f"{size:,} bytes, more than the limit of {MAX_IMAGE:,}")

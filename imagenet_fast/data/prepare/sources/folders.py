@@ -36,15 +36,13 @@ def open_folders(
 ) -> FileSource:
     """Returns the images in ``train/CLASS/`` and ``validation/CLASS/``, or just in ``CLASS/``.
 
-    ``training`` is as good as ``train``.
-
-    With ``train/``, ``test/CLASS/`` becomes the split ``test``, which is never used for validation.
-    Classes are numbered in alphabetical order. Images may be in subfolders of their class folder,
-    also behind links, but no folder counts twice. Hidden files and folders of file systems, such as
-    ``@eaDir``, are ignored. There are warnings of
-    other ignored files, a single class, classes without validation images, classes whose names
-    differ only in case, images in several classes, and images that
-    links take from outside of the directory.
+    ``training`` is as good as ``train``. With it, ``test/CLASS/`` becomes the split ``test``, which
+    is never used for validation. Classes are numbered in alphabetical order. Images may be in
+    subfolders of their class folder, also behind links, but no folder counts twice. Hidden files
+    and folders of file systems, such as ``@eaDir``, are ignored. There are warnings of other
+    ignored files, a single class, classes without validation images, classes whose names differ
+    only in case, images in several classes, and images that links take from outside of the
+    directory.
 
     Args:
       path: the directory; in a bucket, a ``BucketPath``. Its validation folder may be named
@@ -150,25 +148,6 @@ def _split_folders(path: Path) -> dict[str, Path]:
     return folders
 
 
-def _warnings_of_files(left_out: Counter[str]) -> tuple[str, ...]:
-    """Warns of files that may be images of other formats."""
-    if not left_out:
-        return ()
-    kinds = [f"{suffix or 'without a suffix'} {n}" for suffix, n in left_out.most_common()]
-    return (
-        f"files without an image's suffix ({', '.join(IMAGE_SUFFIXES)}) are ignored: "
-        f"{first_names(kinds)}",
-    )
-
-
-def _warnings_of_links(root: Path, links: list[Path]) -> tuple[str, ...]:
-    """Warns of folders that were not entered."""
-    if not links:
-        return ()
-    names = [printable(link.relative_to(root).as_posix()) for link in links]
-    return (f"links to folders that count elsewhere are ignored: {first_names(names)}",)
-
-
 def _names(folder: Path) -> list[str]:
     """Returns the names of the class folders in a folder."""
     names = []
@@ -248,7 +227,16 @@ def _list_images(
                     left_out[printable(path.suffix.lower())] += 1
         sizes = sizes_of(root, [file for file, _ in found])
         files[split] = sorted(ListedFile(*image, size) for image, size in zip(found, sizes))
-    warnings = (*_warnings_of_files(left_out), *_warnings_of_links(root, links))
+    warnings: tuple[str, ...] = ()
+    if left_out:  # perhaps images of other formats
+        kinds = [f"{suffix or 'without a suffix'} {n}" for suffix, n in left_out.most_common()]
+        warnings += (
+            f"files without an image's suffix ({', '.join(IMAGE_SUFFIXES)}) are ignored: "
+            f"{first_names(kinds)}",
+        )
+    if links:
+        names = [printable(link.relative_to(root).as_posix()) for link in links]
+        warnings += (f"links to folders that count elsewhere are ignored: {first_names(names)}",)
     if outside:
         warnings += (f"links that lead outside of {root} give {counted(outside, 'image')}",)
     if strays:
@@ -259,10 +247,8 @@ def _list_images(
 def _walk(folder: Path, visited: dict[Path, Path], links: list[Path]) -> Iterator[Path]:
     """Yields the files in a class folder and its subfolders that are not hidden.
 
-    Args:
-      folder: the class folder.
-      visited: folders that count, by their resolved paths; updated.
-      links: links to such folders; updated.
+    It adds to ``visited`` the folders that count, by their resolved paths, and to ``links`` those
+    to such folders.
     """
     if not is_local(folder):
         yield from _walk_bucket(folder)

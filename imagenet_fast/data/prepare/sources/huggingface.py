@@ -20,7 +20,7 @@ from imagenet_fast.data.prepare.sources.base import MAX_CLASSES, Item, Source, p
 from imagenet_fast.data.prepare.sources.files import (
     IMAGE_SUFFIXES,
     SPLITS,
-    checked_size,
+    check_size,
     classes_of_all,
     first_names,
     read_image,
@@ -57,7 +57,16 @@ _Numbers = Union[np.ndarray, list[Label]]
 
 
 class HuggingFaceSource(Source):
-    """Rows with an image and a label."""
+    """Rows with an image and a label.
+
+    Args:
+      name, labels, fingerprint, warnings: as ``Source``.
+      rows: by original split.
+      numbers: the rows' labels.
+      chosen: for each split, the original split of its images and their indices.
+      image_columns: the columns of the images; a row has its image in the first that has one.
+      inside: where files that rows name must be; None: anywhere.
+    """
 
     def __init__(
         self,
@@ -71,19 +80,6 @@ class HuggingFaceSource(Source):
         fingerprint: str,
         warnings: tuple[str, ...],
     ) -> None:
-        """Initializes the source.
-
-        Args:
-          name: as ``Source``.
-          labels: as ``Source``.
-          rows: by original split.
-          numbers: the rows' labels.
-          chosen: for each split, the original split of its images and their indices.
-          image_columns: the columns of the images; a row has its image in the first that has one.
-          inside: where files that rows name must be; None: anywhere.
-          fingerprint: as ``Source``.
-          warnings: as ``Source``.
-        """
         sizes = {split: len(places) for split, (_, places) in chosen.items()}
         super().__init__("huggingface", name, labels, sizes, fingerprint, warnings=warnings)
         self._rows = dict(rows)
@@ -111,12 +107,13 @@ class HuggingFaceSource(Source):
             (row[column] for column in self._image_columns if row[column]), {}
         )
         file, content = value.get("path"), value.get("bytes")
-        image: bytes | BadImageError
+        # A row without an image counts as an undecodable image.
+        image: bytes | BadImageError = content or b""
         try:
             if content is None and file:
-                content = self._read_file(Path(file), f"row {place} of {origin}")
-            # A row without an image counts as an undecodable image.
-            image = checked_size(content or b"")
+                image = self._read_file(Path(file), f"row {place} of {origin}")
+            else:
+                check_size(len(content or b""))
         except BadImageError as error:
             image = error
         name = printable(Path(file).name) if file else f"{origin}[{place}]"
@@ -468,12 +465,8 @@ def _several(
 ) -> tuple[tuple[str, ...], dict[str, list[Label]], tuple[str, ...]]:
     """Returns the classes, each split's labels, and warnings, of rows with several labels.
 
-    Args:
-      path: the folder, for messages.
-      rows: by split.
-      column: of lists of names or numbers of classes, or of text.
-      flags: columns with 0 or 1 instead; empty: there are none.
-      several: says how labels are written.
+    They are in a column of lists of names or numbers of classes, or of text, or, if there are
+    ``flags``, in these columns with 0 or 1.
     """
     named: dict[str, list[tuple[str, ...]]] = {}
     for split, split_rows in rows.items():
