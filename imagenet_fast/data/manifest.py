@@ -381,6 +381,11 @@ def _size_problems(shards: Iterable[Shard], directory: Path) -> dict[Shard, str]
         return {shard: problem for shard, problem in problems if problem}
 
 
+def digest_of(shards: Iterable[Shard]) -> str:
+    """Returns a hex SHA-256 of the content of all shards."""
+    return hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest()
+
+
 def sha256(path: Path) -> str:
     """Returns the hex SHA-256 of a file.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import hashlib
 import io
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +29,7 @@ from imagenet_fast.base.paths import Path
 from imagenet_fast.data import records
 from imagenet_fast.data.examples import ENCODED, Label, classes_of, decode_example, labels_of
 from imagenet_fast.data.images import PNG_SIGNATURE, BadImageError, EncodedImage, normalize_encoding
-from imagenet_fast.data.manifest import Manifest, Shard
+from imagenet_fast.data.manifest import Manifest, Shard, digest_of
 
 FILE = "data.npz"
 
@@ -262,23 +261,18 @@ def update_record_bytes(
         _write(new, rows, directory)
 
 
-def _key(manifest: Manifest) -> str:
-    """Returns a digest of the shards, by which an outdated ``data.npz`` is recognized."""
-    return hashlib.sha256("".join(shard.sha256 for shard in manifest.shards).encode()).hexdigest()
-
-
 def _write(manifest: Manifest, rows: np.ndarray, directory: Path) -> None:
     file = io.BytesIO()
     arrays: dict[str, Any] = {name: rows[name] for name in rows.dtype.names or ()}
-    np.savez_compressed(file, shards=np.array(_key(manifest)), **arrays)
+    np.savez_compressed(file, shards=np.array(digest_of(manifest.shards)), **arrays)
     write_file(directory / FILE, file.getvalue())
 
 
 def _load(manifest: Manifest, directory: Path) -> np.ndarray | None:
     try:
         arrays = read_arrays(directory / FILE)
-        if str(arrays["shards"]) != _key(manifest):
-            return None
+        if str(arrays["shards"]) != digest_of(manifest.shards):
+            return None  # out of date
         rows = np.empty(len(arrays["label"]), _row_of(manifest))
         if len(rows) != sum(shard.examples for shard in manifest.shards):
             return None

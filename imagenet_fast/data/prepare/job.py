@@ -190,7 +190,7 @@ def _convert(writer: Writer, assignment: Assignment | None) -> Manifest:
         try:
             metadata.write_metadata(manifest, packed, directory)
             if not keep_plan:
-                prepare_plan.remove_assignment(directory)
+                (directory / prepare_plan.FILE).unlink(missing_ok=True)
             manifests.write_manifest(manifest, directory)
         except OSError as error:
             raise unwritable(directory / manifests.FILE, error) from error

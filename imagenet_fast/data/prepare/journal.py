@@ -13,7 +13,6 @@ import json
 import pathlib
 import re
 from collections.abc import Collection
-from types import TracebackType
 from typing import IO, Any
 
 from imagenet_fast.base.errors import UserError
@@ -78,19 +77,14 @@ class Journal:
             self._begin(free)
             self._take_left()
         except BaseException:
-            self._close()
+            self.release()
             raise
 
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._close()
+    def __exit__(self, *exception: object) -> None:
+        self.release()
 
     def add(self, done: Done) -> None:
         """Adds a shard that has its final name."""
@@ -99,16 +93,13 @@ class Journal:
     def remove(self) -> None:
         """Removes the journal, once the manifest is written."""
         if isinstance(self._file, LineFile):
-            self._close()  # which writes its last lines
+            self.release()  # which writes its last lines
         self._path.unlink()
         for path in self._left():
             path.unlink()
 
     def release(self) -> None:
-        """Closes the journal in a forked process, which would keep it locked."""
-        self._close()
-
-    def _close(self) -> None:
+        """Closes the journal, also in a forked process, which would keep it locked."""
         # Closing retries a failed write, which has been reported.
         with contextlib.suppress(OSError):
             self._file.close()

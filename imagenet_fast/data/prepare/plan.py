@@ -90,10 +90,11 @@ def shard_names(shards: Mapping[str, int]) -> list[str]:
 def tasks_by_index(source: Source, dealt: Mapping[str, np.ndarray]) -> list[Task]:
     """Returns the tasks for a source that does not list files."""
     numbers = {split: number for number, split in enumerate(source.splits)}
-    return [
-        Task(split_of(file), file, _pairs(np.full(len(indices), numbers[split_of(file)]), indices))
-        for file, indices in dealt.items()
-    ]
+    tasks = []
+    for file, indices in dealt.items():
+        pairs = np.stack([np.full(len(indices), numbers[split_of(file)]), indices], axis=1)
+        tasks.append(Task(split_of(file), file, pairs.astype(np.int64)))
+    return tasks
 
 
 def assignment_by_seed(
@@ -198,16 +199,3 @@ def write_assignment(directory: Path, assignment: Assignment) -> None:
     """
     lines = [json.dumps({"file": file, "images": images}) for file, images in assignment.items()]
     write_file(directory / FILE, "".join(f"{line}\n" for line in lines))
-
-
-def remove_assignment(directory: Path) -> None:
-    """Removes the saved assignment.
-
-    Raises:
-      OSError: it cannot be removed.
-    """
-    (directory / FILE).unlink(missing_ok=True)
-
-
-def _pairs(splits: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    return np.stack([splits, indices], axis=1).astype(np.int64)

@@ -90,17 +90,9 @@ class ShardMaker:
 
         try:
             written = records.write_records(path, examples())
-            shard = Shard(task.file, written.examples, written.bytes, written.sha256)
-            packed = metadata.pack(rows, self._row)
+            shard, packed = Shard(task.file, *written), metadata.pack(rows, self._row)
             return Done(
-                task.split,
-                shard,
-                counts,
-                dict(converted),
-                skipped,
-                task.digest,
-                packed,
-                unindexed,
+                task.split, shard, counts, dict(converted), skipped, task.digest, packed, unindexed
             )
         except OSError as error:
             raise unwritable(path, error) from error
