@@ -43,12 +43,7 @@ from imagenet_fast.data.on_device import ImagesOnDevice, TrainingImages, Validat
 from imagenet_fast.data.options import DataOptions, InputOptions
 from imagenet_fast.data.order import Share, SplitPart, part_of, shares_of, training_order
 from imagenet_fast.data.sampling import make_sampling
-from imagenet_fast.data.service import (
-    batches_from_servers,
-    can_watch,
-    check_servers,
-    servers_of,
-)
+from imagenet_fast.data.service import batches_from_servers, can_watch, check_servers, servers_of
 from imagenet_fast.data.shards import ReadShard, shard_reader
 from imagenet_fast.data.steps import (
     evaluation_batch_size,
@@ -99,7 +94,8 @@ def make_dataset(
         or an option needs Python in a pipeline that runs in another process.
     """
     strategy = make_strategy(config)
-    if config.data_on_device or not _is_one_device(strategy):
+    is_one_device = isinstance(strategy, tf.distribute.OneDeviceStrategy)
+    if config.data_on_device or not is_one_device:
         return distributed_dataset(config, split, first_step)
     training = split == "train"
     batches, steps = _batches(config, split, first_step, strategy, training)
@@ -145,10 +141,6 @@ def _distributed(
         # For Classifier.evaluate: a distributed dataset does not report its cardinality.
         dataset.evaluation_steps = steps
     return dataset
-
-
-def _is_one_device(strategy: tf.distribute.Strategy) -> bool:
-    return isinstance(strategy, tf.distribute.OneDeviceStrategy)
 
 
 def _batches(
@@ -219,13 +211,9 @@ def _without_placeholders(
 
 @tf.autograph.experimental.do_not_convert
 def make_images_on_device(options: InputOptions, split: str) -> ImagesOnDevice:
-    """Returns the images of a split in the devices' memory, for ``data_on_device``.
+    """Returns the images of ``train`` or ``validation`` in the devices' memory.
 
-    Call it outside of the strategy's scope.
-
-    Args:
-      options: options of the data set and the input pipeline.
-      split: ``train`` or ``validation``.
+    It is for ``data_on_device``. Call it outside of the strategy's scope.
 
     Raises:
       UserError: if the data cannot be used.
@@ -414,10 +402,9 @@ def _trial(path: str, options: DataOptions) -> tf.data.Dataset:
         box = tf.constant([0, 0, 1, 1])
         if options.resize_kernel != "native":
             return decode_crop_and_resize(tf.constant(png), box, options)
-        flipped = tf.constant([False])
-        return make_images(tf.constant([png]), places, box[tf.newaxis], flipped, options=options)[
-            0
-        ][0]
+        crop = box[tf.newaxis], tf.constant([False])
+        images, _ = make_images(tf.constant([png]), places, *crop, options=options)
+        return images[0]
 
     return opened.map(image)
 

@@ -26,16 +26,9 @@ _PIXELS_AT_ONCE = 2**20
 def decode_crop_and_resize(
     encoded: tf.Tensor, box: tf.Tensor, options: PixelOptions, flipped: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Decodes a crop of an image and resizes it.
+    """Decodes a crop of a JPEG or PNG, a string scalar, and resizes it as :func:`resize`.
 
-    Args:
-      encoded: bytes of the JPEG or PNG, a string scalar.
-      box: int32 [4]: top, left, height, width.
-      options: gives ``image_size``, ``resize_method``, ``antialias`` and how to decode JPEGs.
-      flipped: bool scalar, whether to flip the crop left to right.
-
-    Returns:
-      uint8 [image_size, image_size, 3].
+    The box is int32 [4]: top, left, height, width.
     """
     return resize(decode_crop(encoded, box, options), options, flipped)
 
@@ -48,8 +41,7 @@ def evaluation_image(encoded: tf.Tensor, options: PixelOptions) -> tf.Tensor:
 
     Args:
       encoded: bytes of the JPEG or PNG, a string scalar.
-      options: gives ``eval_crop``, ``eval_crop_fraction``, ``image_size``, ``max_pixels``,
-        ``resize_method``, ``antialias`` and how to decode JPEGs.
+      options: gives the crop, the size and how to decode and resize.
 
     Returns:
       uint8 [image_size, image_size, 3].
@@ -138,15 +130,10 @@ def _scaled(box: tf.Tensor, ratio: int) -> tf.Tensor:
 
 
 def resize(image: tf.Tensor, options: PixelOptions, flipped: tf.Tensor | None = None) -> tf.Tensor:
-    """Resizes an image to uint8, rounded to the nearest.
-
-    Args:
-      image: uint8 [height, width, 3].
-      options: gives ``image_size``, ``resize_method`` and ``antialias``.
-      flipped: bool scalar, whether to flip the image left to right.
+    """Resizes an image, uint8 [height, width, 3], and flips it left to right if ``flipped``.
 
     Returns:
-      uint8 [image_size, image_size, 3].
+      uint8 [image_size, image_size, 3], rounded to the nearest.
     """
     size = [options.image_size, options.image_size]
     resized = tf.image.resize(

@@ -104,13 +104,9 @@ def image_size(encoded: tf.Tensor, max_pixels: int) -> tf.Tensor:
 
 
 def orientation(jpeg: tf.Tensor) -> tf.Tensor:
-    """Returns the EXIF orientation of a JPEG, from 1 to 8; 1 (upright) if there is none.
+    """Returns the EXIF orientation of a JPEG, a string scalar, as ``exif.jpeg_orientation``.
 
-    Args:
-      jpeg: bytes of the file, a string scalar.
-
-    Returns:
-      An int32 scalar, that of ``exif.jpeg_orientation``.
+    It is an int32 scalar from 1 to 8; 1 (upright) if there is none.
     """
     padded = tf.strings.join([jpeg, bytes(_PADDING)])
     place = _place_of_segment(padded, _is_exif)
@@ -219,9 +215,8 @@ def _reason_of_jpeg(padded: tf.Tensor, max_pixels: int) -> tf.Tensor:
 def _place_of_segment(padded: tf.Tensor, is_wanted: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
     """Returns the offset of a JPEG's first such segment, or another offset if there is none.
 
-    Args:
-      padded: bytes of the file and ``_PADDING`` zeros.
-      is_wanted: tells it by its first bytes, int32 [_HEADER].
+    ``padded`` has ``_PADDING`` zeros at its end; ``is_wanted`` tells it by its first bytes, int32
+    [_HEADER].
     """
     end = tf.strings.length(padded) - _PADDING
 

@@ -196,7 +196,10 @@ def normalize_encoding(
                 f"{width} x {height} pixels, more than the limit of {max_pixels}"
             )
         size = size_limit.smaller(width, height)
-        box = _draft(image, size) if size else None
+        box = None  # the part that the image covers of pixels decoded at a fraction of its size
+        if size:
+            drafted = image.draft(None, (_MIN_DRAFT_RATIO * size[0], _MIN_DRAFT_RATIO * size[1]))
+            box = drafted[1] if drafted else None
         memory = _memory(image, size, exif == "apply")
         if scans > 1:
             memory += _BYTES_OF_COEFFICIENT * width * height * len(image.getbands())
@@ -252,10 +255,8 @@ def _count_scans(jpeg: bytes) -> int:
 def _memory(image: Image.Image, size: tuple[int, int] | None, turned: bool) -> int:
     """Returns how many bytes it takes at most to decode and convert an opened image.
 
-    Args:
-      image: as opened, of the size that it will be decoded at.
-      size: the width and height to resize it to; None: do not resize.
-      turned: whether it may be turned.
+    It has the size that it will be decoded at. ``size`` is the width and height to resize it to;
+    ``turned``: whether it may be turned.
     """
     grey = image.mode in ("1", "L", "LA") or image.mode.startswith("I")
     result = 1 if grey else 4
@@ -290,17 +291,6 @@ def _explained(data: bytes) -> Iterator[None]:
         raise
     except Exception as error:  # of any class: Pillow's decoders raise what they like
         raise BadImageError(f"cannot be decoded: {_reason(error)}") from error
-
-
-def _draft(image: Image.Image, size: tuple[int, int]) -> _Box | None:
-    """Makes Pillow decode a JPEG at a fraction of its size, if that is large enough for ``size``.
-
-    Returns:
-      The part of the decoded pixels that the image covers, or None for all of them.
-    """
-    width, height = size
-    drafted = image.draft(None, (_MIN_DRAFT_RATIO * width, _MIN_DRAFT_RATIO * height))
-    return drafted[1] if drafted else None
 
 
 def _turn(image: Image.Image, data: bytes) -> Image.Transpose | None:
@@ -400,16 +390,11 @@ def _to_8_bits(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
 
 
 def encode_pixels(
-    pixels: np.ndarray,
-    encoding: str = "jpeg",
-    size_limit: SizeLimit = NO_LIMIT,
+    pixels: np.ndarray, encoding: str = "jpeg", size_limit: SizeLimit = NO_LIMIT
 ) -> EncodedImage:
-    """Encodes raw pixels as an image file.
+    """Encodes raw pixels as an image file; see ``normalize_encoding``.
 
-    Args:
-      pixels: uint8 of shape (height, width) for greyscale, or (height, width, 3) for RGB.
-      encoding: as ``normalize_encoding``.
-      size_limit: as ``normalize_encoding``.
+    They are uint8 of shape (height, width) for greyscale, or (height, width, 3) for RGB.
 
     Raises:
       BadImageError: they cannot be encoded.
@@ -433,15 +418,9 @@ def _encode(
     box: _Box | None = None,
     turn: Image.Transpose | None = None,
 ) -> EncodedImage:
-    """Resizes, turns and encodes an image.
+    """Resizes the ``box`` of an ``L`` or ``RGB`` image to a width and height, turns and encodes it.
 
-    Args:
-      image: in the mode ``L`` or ``RGB``.
-      encoding: from ``ENCODINGS``.
-      kind: the original format.
-      size: the width and height to resize it to; None: do not resize.
-      box: the part to resize; None: all.
-      turn: a transposition to apply after resizing.
+    ``kind`` is the original format.
     """
     if size:
         kind += ", resized"

@@ -72,13 +72,9 @@ def row_type(num_classes: int, multi_label: bool) -> np.dtype:
 
 
 def describe(image: EncodedImage, label: Label, record_bytes: int, row: np.dtype = ROW) -> tuple:
-    """Returns the values of a row for an image.
+    """Returns the values of a row, of :func:`row_type`, for an image as it is stored.
 
-    Args:
-      image: the image, as it is stored.
-      label: its class or classes.
-      record_bytes: the length of its record's data.
-      row: of :func:`row_type`.
+    ``record_bytes`` is the length of its record's data.
     """
     hashed = perceptual_hash(image.pixels)
     classes: tuple[np.ndarray, ...] = ()
@@ -159,10 +155,8 @@ def unpack(text: str, images: int, row: np.dtype = ROW) -> np.ndarray | None:
 def write_metadata(manifest: Manifest, packed: Mapping[str, str], directory: Path) -> None:
     """Writes ``data.npz``; the same images give the same bytes.
 
-    Args:
-      manifest: of the data set.
-      packed: the packed rows of each shard, by its name; missing ones are computed from the shard.
-      directory: of the shards.
+    ``packed`` has the packed rows of each shard, by its name; missing ones are computed from the
+    shards in the directory.
 
     Raises:
       OSError: it cannot be written.
@@ -244,13 +238,8 @@ def update_record_bytes(
 ) -> None:
     """Updates ``data.npz`` after the shards were rewritten with the same images.
 
-    It stays as it is if it was out of date before: :func:`read_metadata` recomputes it then.
-
-    Args:
-      old: the manifest before.
-      new: the manifest after.
-      sizes: of the records' data, in bytes, for each shard.
-      directory: of the shards and ``data.npz``.
+    It stays as it is if it was out of date before: :func:`read_metadata` recomputes it then. The
+    ``sizes`` are those of the records' data, in bytes, for each shard.
 
     Raises:
       OSError: it cannot be written.

@@ -26,17 +26,13 @@ class SourceOptions(Options):
     """The data set."""
 
     data_dir: str = data_option(
-        "",
-        "directory of TFRecord shards, as written by `prepare`",
-        may_change_on_resume=True,
+        "", "directory of TFRecord shards, as written by `prepare`", may_change_on_resume=True
     )
     synthetic: bool = data_option(
         False, "train on random images instead of data_dir, to time everything but the input"
     )
     num_classes: int = data_option(
-        0,
-        "number of classes; 0: from the manifest in data_dir",
-        check=NOT_NEGATIVE,
+        0, "number of classes; 0: from the manifest in data_dir", check=NOT_NEGATIVE
     )
     label_offset: int = data_option(0, "added to each label: -1 for shards whose first class is 1")
 

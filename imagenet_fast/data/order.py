@@ -75,13 +75,9 @@ class SplitPart:
         threads: int,
         copies: tf.Tensor | None = None,
     ) -> tf.data.Dataset:
-        """Returns the records of the shards, reading several shards in parallel.
+        """Returns the records of :meth:`shards`, reading several shards in parallel.
 
-        Args:
-          shards: of :meth:`shards`.
-          read_shard: reads a shard.
-          threads: number of threads.
-          copies: how often to repeat each record, int64 [records]; None: once each.
+        Each is repeated as often as ``copies``, int64 [records], says; None: there once.
         """
         read = part_reader(read_shard)
         return shards.interleave(
@@ -238,16 +234,10 @@ def training_order(
     threads: int,
     sampling: Sampling | None = None,
 ) -> tf.data.Dataset:
-    """Returns an infinite dataset of training records, epoch after epoch, in batches.
+    """Returns an infinite dataset of a host's training records, epoch after epoch, in batches.
 
-    Args:
-      share: of the images, which this host takes.
-      read_shard: reads a shard's records, or what represents them.
-      options: gives ``seed`` and ``shuffle_buffer``.
-      steps_per_epoch: number of training steps in an epoch.
-      first_step: the first training step, counted from the start of training.
-      threads: number of threads that read.
-      sampling: draws the images of an epoch; None: each is read once.
+    ``read_shard`` reads a shard's records, or what represents them. ``first_step`` is counted from
+    the start of training. ``sampling`` draws the images of an epoch; None: each is read once.
 
     Returns:
       Batches of what ``read_shard`` returns, [batch_size, ...], and of the images' identities for

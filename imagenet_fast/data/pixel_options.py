@@ -75,9 +75,7 @@ class PixelOptions(Options):
         only_if=OnlyIf("size_ramp"),
     )
     eval_crop_fraction: float = data_option(
-        0.875,
-        "side of evaluation's centre crop, as a fraction of the image's",
-        check=FRACTION,
+        0.875, "side of evaluation's centre crop, as a fraction of the image's", check=FRACTION
     )
     eval_crop: str = data_option(
         "square",

@@ -22,8 +22,7 @@ Changes = dict[str, tf.Tensor]
 # digits of fb.resnet.torch.
 _EIGENVALUES = np.array([0.2175, 0.0188, 0.0045], np.float32)
 _EIGENVECTORS = np.array(
-    [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]],
-    np.float32,
+    [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]], np.float32
 )
 _ERASE_ATTEMPTS = 10
 _ERASED_AREAS = (0.02, 0.33)

@@ -46,14 +46,15 @@ def permuted(
 
     It is a Feistel network over the next power of two, repeated until the value is in the range
     (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). The cost is proportional to
-    the number of places, and no memory is needed for the others.
+    the number of places, and no memory is needed for the others. Different seeds, epochs and
+    purposes have independent permutations.
 
     Args:
       places: int64, in [0, count).
       count: length of the permutation.
       seed: of the run.
-      epoch: different epochs have independent permutations.
-      purpose: likewise different purposes.
+      epoch: number of the epoch.
+      purpose: name of the use.
 
     Returns:
       int64, of the shape of ``places``.
@@ -83,12 +84,7 @@ def permuted(
 
 
 def splitmix64(states: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
-    """Returns numbers of SplitMix64 sequences, uint64.
-
-    Args:
-      states: initial states, uint64.
-      indices: indices of the numbers in the sequences, uint64.
-    """
+    """Returns the numbers at some indices of SplitMix64 sequences with initial states: uint64."""
     return _mix(states + (indices + 1) * tf.constant(_GOLDEN, tf.uint64))
 
 

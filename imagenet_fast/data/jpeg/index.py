@@ -15,12 +15,7 @@ LEAST_PIXELS = 200 * 200
 
 
 def index_file(encoded: bytes, height: int, width: int) -> bytes | None:
-    """Returns the index of an image file.
-
-    Args:
-      encoded: bytes of the file.
-      height: in pixels.
-      width: in pixels.
+    """Returns the index of an image file of a height and width in pixels.
 
     Returns:
       The index; empty for JPEGs that cannot have one; None for PNGs and small images, which need
@@ -35,10 +30,7 @@ def index_file(encoded: bytes, height: int, width: int) -> bytes | None:
 
 
 def index_jpegs(encoded: tf.Tensor) -> tf.Tensor:
-    """Returns the indexes of JPEGs.
-
-    Args:
-      encoded: bytes of the files, a string tensor of any shape.
+    """Returns the indexes of JPEGs, a string tensor of any shape.
 
     Returns:
       Indexes, strings of the same shape. They are empty for files that are damaged or not

@@ -118,18 +118,22 @@ class BeamWriter(Writer):
             pipeline = parse_options(self._pipeline_options)
             step = _MakeShard(source.opener(), str(directory), self.maker.job, str(path))
             _ = pipeline | beam.Create(places, reshuffle=True) | "make shards" >> beam.ParDo(step)
-            with _running(pipeline) as job, self.progress_bar(tasks, done) as bar:
+            with (
+                _running(pipeline) as (thread, errors),
+                self.progress_bar(tasks, done) as bar,
+            ):
                 running = True
                 while running:
-                    running = job.wait(pause)  # before looking: nothing comes after it has ended
+                    thread.join(pause)  # before looking: nothing comes after it has ended
+                    running = thread.is_alive() and not errors
                     for found in _left(directory, missing, look_up=not running):
                         del missing[found.shard.file]
                         finish(found)
                         skipped += found.skipped
                         bar.update(found.images)
                     self.check_skipped(skipped)
-        if job.errors:
-            raise _explained(source, job.errors[0])
+        if errors:
+            raise _explained(source, errors[0])
         if missing:
             raise UserError(
                 f"{source.name}: Apache Beam has ended without {counted(len(missing), 'shard')}: "
@@ -177,57 +181,42 @@ def _left(directory: Path, missing: dict[str, Task], look_up: bool) -> Iterator[
                     yield done
 
 
-class _Job:
-    """A pipeline that runs in a thread: some runners return from ``run`` only at its end.
-
-    Attributes:
-      errors: of the pipeline, and of Beam's threads: the local runner does not notice that a
-        process has ended, and would wait for it for ever.
-    """
-
-    def __init__(self, pipeline: beam.Pipeline) -> None:
-        self.errors: list[BaseException] = []
-        self.result: Any = None
-        self._pipeline = pipeline
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def wait(self, seconds: float) -> bool:
-        """Waits for the end; returns whether it still runs after some seconds."""
-        self._thread.join(seconds)
-        return self.is_running and not self.errors
-
-    @property
-    def is_running(self) -> bool:
-        """Whether its thread still runs."""
-        return self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
-            self.result = self._pipeline.run()
-            self.result.wait_until_finish()
-        except BaseException as error:
-            self.errors.append(error)
-
-
 @contextlib.contextmanager
-def _running(pipeline: beam.Pipeline) -> Iterator[_Job]:
-    """Runs a pipeline, without Beam's messages, and cancels it if the context ends before."""
+def _running(pipeline: beam.Pipeline) -> Iterator[tuple[threading.Thread, list[BaseException]]]:
+    """Runs a pipeline, without Beam's messages, and cancels it if the context ends before.
+
+    Yields:
+      A thread that runs it, as some runners return from ``run`` only at its end; and the errors of
+      the pipeline and of Beam's threads: the local runner does not notice that a process has ended,
+      and would wait for it for ever.
+    """
     log, hook = logging.getLogger("apache_beam"), threading.excepthook
     level = log.level
     log.setLevel(logging.CRITICAL)
     os.environ[_LAUNCHER] = str(os.getpid())
-    job = _Job(pipeline)
-    threading.excepthook = lambda arguments: job.errors.append(
+    errors: list[BaseException] = []
+    result: Any = None
+
+    def run() -> None:
+        nonlocal result
+        try:
+            result = pipeline.run()
+            result.wait_until_finish()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    threading.excepthook = lambda arguments: errors.append(
         arguments.exc_value or RuntimeError("a thread of Apache Beam ended")
     )
     try:
-        yield job
+        yield thread, errors
     finally:
         del os.environ[_LAUNCHER]
-        if job.is_running:  # after an error; what its threads still say is not heard
+        if thread.is_alive():  # after an error; what its threads still say is not heard
             with contextlib.suppress(Exception):  # not all runners can
-                job.result.cancel()
+                result.cancel()
         else:
             threading.excepthook = hook
             log.setLevel(level)

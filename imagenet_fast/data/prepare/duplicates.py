@@ -21,16 +21,7 @@ _MAX_LINES = 10_000
 
 
 class Image(NamedTuple):
-    """An image in a shard.
-
-    Attributes:
-      split: ``train``, ``validation`` or ``test``.
-      label: name of the class, or names of several.
-      file: name of the file in the source.
-      shard: name of the shard.
-      record: index of the record in the shard.
-      data: the encoded image.
-    """
+    """An encoded image in a shard, with the names of its class, or of several, and of its file."""
 
     split: str
     label: str
@@ -43,14 +34,9 @@ class Image(NamedTuple):
 class Images:
     """Random access to the images of a prepared data set, by their index in ``rows``.
 
-    Args:
+    Attributes:
       manifest: of the data set.
       rows: the images' metadata, [images], of dtype ``metadata.row_type``.
-      directory: of the shards.
-
-    Attributes:
-      manifest: as given.
-      rows: as given.
       splits: index of each image's split in the manifest, int64 of shape (images,).
     """
 

@@ -48,12 +48,9 @@ class Journal:
     """The job and the finished shards, a line of JSON each; locked by one process at a time."""
 
     def __init__(self, directory: Path, job: dict[str, Any], free: Collection[str] = ()) -> None:
-        """Opens or creates the journal in ``directory``.
+        """Opens the journal in the directory of the shards; creates what does not exist.
 
-        Args:
-          directory: of the shards; created if it does not exist.
-          job: the requested job.
-          free: keys of the job that may differ from the started one.
+        The requested job may differ from the started one in the keys ``free``.
 
         Raises:
           UserError: the directory is not writable or in use, or the journal is of another job.
@@ -227,12 +224,7 @@ def unwritable(path: Path, error: OSError) -> UserError:
 
 
 def check_same_job(existing: dict[str, Any], job: dict[str, Any], directory: Path) -> None:
-    """Checks that a directory's data set was made, or started, by the same job.
-
-    Args:
-      existing: the job in its manifest or journal.
-      job: the requested job.
-      directory: of the data set, for messages.
+    """Checks that the job in a directory's manifest or journal is the requested one.
 
     Raises:
       UserError: if they differ; the message names the differences.

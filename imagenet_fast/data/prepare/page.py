@@ -74,12 +74,7 @@ def write_page(directory: str, progress: bool = True) -> FoundDuplicates:
 
 
 def render(images: Images, found: FoundDuplicates, directory: str) -> str:
-    """Returns the page as HTML.
-
-    Args:
-      images: the data set.
-      found: its duplicates.
-      directory: its path, for the commands that the page shows.
+    """Returns the page as HTML; the directory is for the commands that it shows.
 
     Raises:
       UserError: a shard is damaged.

@@ -61,10 +61,7 @@ def split_of(file: str) -> str:
 def deal(images: Mapping[str, int], shards: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
     """Deals shuffled images to shards, equally many to each shard of a split.
 
-    Args:
-      images: number of images of each split.
-      shards: number of shards of each split.
-      seed: of the shuffle.
+    ``images`` and ``shards`` are their numbers by split.
 
     Returns:
       By shard file, the images' indices in their split.
@@ -135,12 +132,8 @@ def update(
     """Returns an assignment without removed images and with new ones.
 
     An image stays in its shard, and in its split if that was chosen at random. New images go to the
-    smallest shards, of those that are not written yet if there are any.
-
-    Args:
-      assignment: images by shard.
-      files: the source's present images, by split.
-      written: names of the shards that are written.
+    smallest shards, of those that are not ``written`` yet if there are any. ``files`` are the
+    source's present images.
 
     Returns:
       None if fewer than half of the images are still there, so that it is another data set.

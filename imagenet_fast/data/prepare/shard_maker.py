@@ -51,10 +51,8 @@ class ShardMaker:
     ) -> Done:
         """Writes one shard, under a temporary name until it is complete.
 
-        Args:
-          task: the shard.
-          tell: what it raises ends the shard.
-          one_at_a_time: held while an image takes much memory; by default by this process' threads.
+        What ``tell`` raises ends it. ``one_at_a_time`` is held while an image takes much memory; by
+        default by this process' threads.
 
         Raises:
           UserError: the source cannot be read or has a label out of range, or the shard cannot be

@@ -7,7 +7,7 @@ import csv
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Union
 
@@ -78,7 +78,7 @@ class HuggingFaceSource(Source):
         image_columns: Sequence[str],
         inside: Inside | None,
         fingerprint: str,
-        warnings: tuple[str, ...],
+        warnings: Iterable[str],
     ) -> None:
         sizes = {split: len(places) for split, (_, places) in chosen.items()}
         super().__init__("huggingface", name, labels, sizes, fingerprint, warnings=warnings)
@@ -403,7 +403,7 @@ def _undecoded(datasets: Any, path: Path, rows: _Rows, column: str) -> _Rows:
 
 def _labels(
     datasets: Any, path: Path, rows: Mapping[str, _Rows], column: str
-) -> tuple[tuple[str, ...], dict[str, np.ndarray], tuple[str, ...]]:
+) -> tuple[tuple[str, ...], dict[str, np.ndarray], list[str]]:
     """Returns the classes, each split's labels, and warnings of splits without labels."""
     for split, split_rows in rows.items():
         if column not in split_rows.features:
@@ -424,9 +424,7 @@ def _labels(
         for split, labels in values.items()
         if split != "train" and all(label in (None, -1) for label in labels)
     }
-    warnings = tuple(
-        f"the split {split} is ignored: it has no labels" for split in sorted(unlabelled)
-    )
+    warnings = [f"the split {split} is ignored: it has no labels" for split in sorted(unlabelled)]
     values = {split: values[split] for split in values if split not in unlabelled}
     if names is None:
         names = _class_names(path, column, values["train"])
@@ -462,7 +460,7 @@ def _several(
     column: str | None,
     flags: list[str],
     several: SeveralLabels,
-) -> tuple[tuple[str, ...], dict[str, list[Label]], tuple[str, ...]]:
+) -> tuple[tuple[str, ...], dict[str, list[Label]], list[str]]:
     """Returns the classes, each split's labels, and warnings, of rows with several labels.
 
     They are in a column of lists of names or numbers of classes, or of text, or, if there are
@@ -485,7 +483,7 @@ def _several(
                 labels = several.names(f"{place}: {column}", _with_names(place, values[0], checked))
             named[split].append(labels)
     unlabelled = [split for split, own in named.items() if split != "train" and not any(own)]
-    warnings = tuple(f"the split {split} is ignored: it has no labels" for split in unlabelled)
+    warnings = [f"the split {split} is ignored: it has no labels" for split in unlabelled]
     named = {split: own for split, own in named.items() if split not in unlabelled}
     without = [
         f"row {row} of {split}"
@@ -514,8 +512,8 @@ def _several(
     if not any(numbered["train"]):
         raise UserError(f"{path}: no row of train has a label")
     trained = {name for labels in named["train"] for name in labels}
-    unused = warnings_of_unused(classes, trained)
-    return classes, numbered, (*warnings, *warnings_of_names(classes), *unused)
+    warnings += (*warnings_of_names(classes), *warnings_of_unused(classes, trained))
+    return classes, numbered, warnings
 
 
 def _with_names(place: str, labels: Any, names: tuple[str, ...] | None) -> Any:

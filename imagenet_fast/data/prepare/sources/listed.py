@@ -53,21 +53,13 @@ _SHOWN = 100  # characters of a value in a message
 
 
 class _Row(NamedTuple):
-    """A line of the list.
+    """A line of the list."""
 
-    Attributes:
-      number: the line's, from 1.
-      file: path of the image, as written.
-      label: the class name; names if an image has several.
-      split: ``train``, ``validation`` or ``test``.
-      group: of images that must be in one split; empty: none.
-    """
-
-    number: int
-    file: str
-    label: str | tuple[str, ...]
+    number: int  # from 1
+    file: str  # as written
+    label: str | tuple[str, ...]  # several if the data has several labels an image
     split: str
-    group: str
+    group: str  # of images that must be in one split; empty: none
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, Union
 
@@ -89,7 +89,7 @@ class TfdsSource(Source):
         name: str,
         labels: tuple[str, ...],
         shards: Mapping[str, list[_Shard]],
-        warnings: tuple[str, ...] = (),
+        warnings: Iterable[str] = (),
     ) -> None:
         digest = hashlib.sha256()
         for members in shards.values():
