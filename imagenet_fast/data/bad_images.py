@@ -55,20 +55,13 @@ class BadImages:
     """The list of images that an input pipeline cannot read, each once in a run.
 
     Each image is appended to a file as a line of JSON. The methods are thread-safe.
-
-    Attributes:
-      path: the file.
-      split: the split that the pipeline reads.
-      labels: valid labels of records.
-      max_pixels: maximum height times width of images.
-      multi_label: whether a record has any number of labels.
     """
 
-    path: Path
-    split: str
-    labels: range
-    max_pixels: int
-    multi_label: bool = False
+    path: Path  # of the file
+    split: str  # that the pipeline reads
+    labels: range  # the valid ones of records
+    max_pixels: int  # height times width
+    multi_label: bool = False  # whether a record has any number of labels
 
     def add(self, record: bytes) -> None:
         """Adds an unreadable or lost record.

@@ -96,15 +96,10 @@ class TooManyPixelsError(BadImageError):
 
 
 class SizeLimit(NamedTuple):
-    """The size above which images are shrunk, by one of their sides; by default no limit.
+    """The size above which images are shrunk, by one of their sides; by default no limit."""
 
-    Attributes:
-      max_side: the largest longer side, in pixels.
-      shorter_side: the largest shorter side, in pixels.
-    """
-
-    max_side: int | None = None
-    shorter_side: int | None = None
+    max_side: int | None = None  # the largest longer side, in pixels
+    shorter_side: int | None = None  # the largest shorter side, in pixels
 
     def smaller(self, width: int, height: int) -> tuple[int, int] | None:
         """Returns the width and height to shrink an image to, or None if it is within the limit."""

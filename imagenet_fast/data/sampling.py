@@ -25,17 +25,11 @@ _ROUNDING, _REMAINDER = 0, 1
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Draws the images of an epoch.
+    """Draws the images of an epoch."""
 
-    Attributes:
-      classes: the class of each training image, int32 [images], in the order of the shards.
-      shares: of each class in an epoch, float64 [classes], which add up to 1.
-      seed: of the random numbers.
-    """
-
-    classes: np.ndarray
-    shares: np.ndarray
-    seed: int
+    classes: np.ndarray  # of each training image, int32 [images], in the order of the shards
+    shares: np.ndarray  # of each class in an epoch, float64 [classes], which add up to 1
+    seed: int  # of the random numbers
 
     def copies(self, epoch: tf.Tensor, total: int) -> tf.Tensor:
         """Returns how often each image is read in an epoch, int64 [images], ``total`` in all."""

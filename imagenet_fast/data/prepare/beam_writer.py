@@ -234,14 +234,7 @@ def _explained(source: Source, error: BaseException) -> UserError:
 
 
 class _MakeShard(beam.DoFn):  # type: ignore[misc]
-    """Makes the shard at each place of a file of tasks.
-
-    Args:
-      opener: of the source.
-      directory: of the shards.
-      job: as in the manifest's ``source``.
-      tasks: path of the file.
-    """
+    """Makes the shard at each place of a file of ``tasks``, for a job and its directory."""
 
     def __init__(self, opener: Opener, directory: str, job: dict[str, Any], tasks: str) -> None:
         self._opener = opener

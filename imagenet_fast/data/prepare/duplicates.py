@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from imagenet_fast.data.prepare.similar_hashes import Pairs, equal_pairs, simila
 FILE = "duplicates.jsonl"
 
 _MAX_LINES = 10_000
+_KEYS = ("split", "class", "file", "shard", "record")  # of an Image in JSON
 
 
 class Image(NamedTuple):
@@ -151,21 +152,8 @@ def duplicates_as_json_lines(found: FoundDuplicates, images: Images) -> str:
         if duplicates is None:
             continue
         pairs = duplicates.pairs
-        for first, second, distance in zip(
-            pairs.first[:_MAX_LINES].tolist(),
-            pairs.second[:_MAX_LINES].tolist(),
-            pairs.distance[:_MAX_LINES].tolist(),
-        ):
-            both = [_as_json(images.read(index)) for index in (first, second)]
+        columns = (pairs.first, pairs.second, pairs.distance)
+        for *indices, distance in zip(*(column[:_MAX_LINES].tolist() for column in columns)):
+            both = [dict(zip(_KEYS, images.read(index))) for index in indices]
             lines.append(json.dumps({"equal_files": equal, "distance": distance, "images": both}))
     return "".join(f"{line}\n" for line in lines)
-
-
-def _as_json(image: Image) -> dict[str, Any]:
-    return {
-        "split": image.split,
-        "class": image.label,
-        "file": image.file,
-        "shard": image.shard,
-        "record": image.record,
-    }

@@ -32,7 +32,7 @@ from imagenet_fast.data.prepare.journal import (
     check_same_job,
     left_path,
     read_job,
-    unwritable,
+    writing,
 )
 from imagenet_fast.data.prepare.plan import Assignment, Task
 from imagenet_fast.data.prepare.shard_maker import ShardMaker
@@ -187,13 +187,11 @@ def _convert(writer: Writer, assignment: Assignment | None) -> Manifest:
         _remove_unfinished(directory, planned)  # of workers elsewhere that died
         manifest = _summarize(source, job, [valid[task.file] for task in tasks])
         packed = {done.shard.file: done.metadata for done in valid.values()}
-        try:
+        with writing(directory / manifests.FILE):
             metadata.write_metadata(manifest, packed, directory)
             if not keep_plan:
                 (directory / prepare_plan.FILE).unlink(missing_ok=True)
             manifests.write_manifest(manifest, directory)
-        except OSError as error:
-            raise unwritable(directory / manifests.FILE, error) from error
         journal.remove()
     return manifest
 
@@ -261,8 +259,6 @@ def check_choices(encoding: str, exif: str) -> None:
 def _preparation(
     source: Source, encoding: str, max_side: int | None, shorter_side: int | None, exif: str
 ) -> Preparation:
-    if max_side is not None and shorter_side is not None:
-        raise UserError("max_side and shorter_side: give one of both")
     for name, value in {"max_side": max_side, "shorter_side": shorter_side}.items():
         if value is not None and value < 1:
             raise UserError(f"{name} is {value}, but must be at least 1")
@@ -318,10 +314,8 @@ def _plan(
         else:
             current = updated
     if current != assignment:
-        try:
+        with writing(directory / prepare_plan.FILE):
             prepare_plan.write_assignment(directory, current)
-        except OSError as error:
-            raise unwritable(directory / prepare_plan.FILE, error) from error
     return prepare_plan.tasks_by_file(files, current), current != by_seed
 
 

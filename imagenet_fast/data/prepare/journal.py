@@ -12,7 +12,7 @@ import fcntl
 import json
 import pathlib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import IO, Any
 
 from imagenet_fast.base.errors import UserError
@@ -147,14 +147,12 @@ class Journal:
         return lines
 
     def _write(self, values: dict[str, Any]) -> None:
-        try:
+        with writing(self._path):
             if isinstance(self._file, LineFile):
                 self._file.add(json.dumps(values))
                 return
             self._file.write(json.dumps(values).encode() + b"\n")
             self._file.flush()
-        except OSError as error:
-            raise unwritable(self._path, error) from error
 
 
 def left_path(directory: Path, shard: str) -> Path:
@@ -169,10 +167,8 @@ def leave(directory: Path, done: Done) -> None:
       UserError: it cannot be written.
     """
     path = left_path(directory, done.shard.file)
-    try:
+    with writing(path):
         write_file(path, json.dumps(dataclasses.asdict(done)))
-    except OSError as error:
-        raise unwritable(path, error) from error
 
 
 def read_left(path: Path) -> Done:
@@ -215,12 +211,16 @@ def read_job(directory: Path) -> dict[str, Any] | None:
         return None  # incomplete or damaged, which Journal reports
 
 
-def unwritable(path: Path, error: OSError) -> UserError:
-    """Returns the error for a file of the directory that cannot be written."""
-    return UserError(
-        f"{path}: cannot be written: {error.strerror}; once that is fixed, rerun the command to "
-        "resume"
-    )
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Makes an error in the context, where a file of the directory is written, a ``UserError``."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be written: {error.strerror}; once that is fixed, rerun the command "
+            "to resume"
+        ) from error
 
 
 def check_same_job(existing: dict[str, Any], job: dict[str, Any], directory: Path) -> None:

@@ -171,7 +171,10 @@ def _classes(manifest: Manifest) -> str:
 
 
 def _class_table(
-    labels: Sequence[str], counts: np.ndarray, splits: Sequence[str], chosen: Sequence[int]
+    labels: Sequence[str],
+    counts: np.ndarray,
+    splits: Sequence[str],
+    chosen: Sequence[int] | np.ndarray,
 ) -> str:
     """Returns a table of classes: a bar for the training images, and the counts of all splits."""
     largest = max(int(counts[:, 0].max()), 1)

@@ -39,18 +39,14 @@ class _Planned(TypedDict):
 class Task:
     """A shard to be written.
 
-    Attributes:
-      split: its split.
-      file: its name.
-      places: its images in order: the index of the source's split and of the image in it, int64 of
-        shape (images, 2).
-      digest: of the images' names, labels and sizes; empty if the source does not list files.
+    Its ``places`` are those of its images in order: the index of the source's split and of the
+    image in it, int64 of shape (images, 2).
     """
 
     split: str
     file: str
     places: np.ndarray
-    digest: str = ""
+    digest: str = ""  # of the images' names, labels and sizes, if the source lists files
 
 
 def split_of(file: str) -> str:
