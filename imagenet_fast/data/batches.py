@@ -321,8 +321,12 @@ class _Preprocessing:
 
         return tf.cond(use_records, lambda: tf.cast(sizes, tf.int32), from_headers)
 
-    def begin(self, *batch: tf.Tensor, careful: tf.Tensor) -> tuple[tuple[Any, ...], tf.Tensor]:
-        """Returns the arguments of :meth:`end` for all images of a batch, and their labels."""
+    def begin(self, *arguments: tf.Tensor) -> tuple[tuple[Any, ...], tf.Tensor]:
+        """Returns the arguments of :meth:`end` for all images of a batch, and their labels.
+
+        The arguments are those of :meth:`plan`, ``careful`` the last one.
+        """
+        *batch, careful = arguments
         plan = self.plan(*batch, careful=careful)
         if self.is_native:
             return native_images(plan, self.options, self.threads, self.in_python), plan.labels
@@ -345,17 +349,8 @@ def _traced(
     ``careful``. ``graph`` is TensorFlow's global graph, with which ``keras.backend.clear_session``
     forgets the Python functions of traced ones.
     """
-
-    @functools.partial(tf.function, input_signature=signature, autograph=False)
-    def begin(*batch_and_careful: tf.Tensor) -> tuple[tuple[Any, ...], tf.Tensor]:
-        *batch, careful = batch_and_careful
-        return preprocessing.begin(*batch, careful=careful)
-
-    @functools.partial(tf.function, autograph=False)
-    def end(*parts: Any) -> tf.Tensor:
-        return preprocessing.end(*parts)
-
-    return begin, end
+    begin = tf.function(preprocessing.begin, input_signature=signature, autograph=False)
+    return begin, tf.function(preprocessing.end, autograph=False)
 
 
 def _batches(
