@@ -127,14 +127,8 @@ def shares_of(
 
     A step's images are those of the first pipeline, the second one and so on; hosts take equal
     parts of them, in turn. So they do not depend on the number of hosts, but on that of pipelines:
-    ``options.replicas`` or, without it, one for each host if these have shards of their own.
-
-    Args:
-      split: the split.
-      options: of the data, and the images of a step.
-      batch_size: of each of the host's batches.
-      hosts: number of hosts.
-      host: index of this one.
+    ``options.replicas`` or, without it, one for each host if these have shards of their own. The
+    batch size is that of each of the host's batches.
 
     Raises:
       UserError: if each pipeline is to have its own shards, but there are fewer shards.

@@ -42,22 +42,12 @@ def uniform(identities: tf.Tensor, purpose: str, count: int) -> tf.Tensor:
 def permuted(
     places: tf.Tensor, count: int, seed: tf.Tensor | int, epoch: tf.Tensor | int, purpose: str
 ) -> tf.Tensor:
-    """Returns the values of a random permutation of ``0 .. count - 1`` at some places.
+    """Returns a random permutation of ``0 .. count - 1`` at some places: int64, as these.
 
     It is a Feistel network over the next power of two, repeated until the value is in the range
     (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). The cost is proportional to
     the number of places, and no memory is needed for the others. Different seeds, epochs and
     purposes have independent permutations.
-
-    Args:
-      places: int64, in [0, count).
-      count: length of the permutation.
-      seed: of the run.
-      epoch: number of the epoch.
-      purpose: name of the use.
-
-    Returns:
-      int64, of the shape of ``places``.
     """
     bits = max(2, (count - 1).bit_length())
     low = bits // 2

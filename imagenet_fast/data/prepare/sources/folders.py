@@ -36,8 +36,8 @@ def open_folders(
 ) -> FileSource:
     """Returns the images in ``train/CLASS/`` and ``validation/CLASS/``, or just in ``CLASS/``.
 
-    ``training`` is as good as ``train``. With it, ``test/CLASS/`` becomes the split ``test``, which
-    is never used for validation. Classes are numbered in alphabetical order. Images may be in
+    ``training`` is as good as ``train``. With either, ``test/CLASS/`` becomes the split ``test``,
+    which is never used for validation. Classes are numbered in alphabetical order. Images may be in
     subfolders of their class folder, also behind links, but no folder counts twice. Hidden files
     and folders of file systems, such as ``@eaDir``, are ignored. There are warnings of other
     ignored files, a single class, classes without validation images, classes whose names differ
