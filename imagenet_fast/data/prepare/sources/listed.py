@@ -203,7 +203,7 @@ def _read(
             )
         place = f"{path}, line {number}"
         file = _text(place, columns.image, values)
-        label = values.get(columns.label) if columns.label else None
+        label = None if columns.label is None else values.get(columns.label)
         text: str | tuple[str, ...]
         if columns.label is None:
             text = several.flagged(place, flags, values)
