@@ -113,11 +113,10 @@ KNOWN = {
         (
             "data/prepare/job.py",
             "unlink",
-            2,
-            "a shard that it has just written, and its journal",
+            3,
+            "a shard that it has just written, its plan and its journal",
         ),
         ("data/prepare/journal.py", "unlink", 3, "the journal, and .SHARD.done beside it"),
-        ("data/prepare/plan.py", "unlink", 1, "the plan"),
         ("data/records.py", "unlink", 2, "temporary files of the shard that is written"),
         ("doctor/files.py", "rmtree", 1, "a folder that it has just made"),
         ("serving/export.py", "rmtree", 1, "its own temporary folder"),

@@ -133,11 +133,7 @@ def main(arguments: list[str]) -> int:
         "index baseline JPEGs, so that training decodes only the blocks around a crop; needs a C++ "
         "compiler",
     )
-    flags.define(
-        "data_dir",
-        "",
-        "directory for the shards and manifest.json",
-    )
+    flags.define("data_dir", "", "directory for the shards and manifest.json")
     flags.define("train_shards", 0, "training files; 0: by the size of the data")
     flags.define("validation_shards", 0, "validation files; 0: by the size of the data")
     flags.define("threads", 0, "shards written concurrently; 0: one per core")
@@ -234,14 +230,10 @@ def _write_page(directory: str) -> int:
 
 
 def _warn_of_duplicates(found: FoundDuplicates) -> None:
-    _warn(
-        duplicates.summary(what)
-        for duplicates, what in (
-            (found.equal, "pairs of equal files"),
-            (found.similar, "further pairs of similar images"),
-        )
-        if duplicates
-    )
+    if found.equal:
+        _warn([found.equal.summary("pairs of equal files")])
+    if found.similar:
+        _warn([found.similar.summary("further pairs of similar images")])
 
 
 def _check_source(flags: CommandFlags) -> None:

@@ -55,20 +55,13 @@ class BadImages:
     """The list of images that an input pipeline cannot read, each once in a run.
 
     Each image is appended to a file as a line of JSON. The methods are thread-safe.
-
-    Attributes:
-      path: the file.
-      split: the split that the pipeline reads.
-      labels: valid labels of records.
-      max_pixels: maximum height times width of images.
-      multi_label: whether a record has any number of labels.
     """
 
-    path: Path
-    split: str
-    labels: range
-    max_pixels: int
-    multi_label: bool = False
+    path: Path  # of the file
+    split: str  # that the pipeline reads
+    labels: range  # the valid ones of records
+    max_pixels: int  # height times width
+    multi_label: bool = False  # whether a record has any number of labels
 
     def add(self, record: bytes) -> None:
         """Adds an unreadable or lost record.
@@ -101,27 +94,15 @@ def list_bad_images(
         return None
     name = _OTHER_FILE.format(pipeline) if pipeline else FILE
     labels = range(-info.label_offset, info.num_classes - info.label_offset)
-    bad_images = BadImages(
-        to_path(options.model_dir, name).absolute(),
-        split,
-        labels,
-        options.max_pixels,
-        info.multi_label,
-    )
-    _list_at(bad_images.path)  # cached now, before several threads could create it at once
-    return bad_images
+    path = to_path(options.model_dir, name).absolute()
+    _list_at(path)  # cached now, before several threads could create it at once
+    return BadImages(path, split, labels, options.max_pixels, info.multi_label)
 
 
 def diagnose(
     record: bytes, labels: range, max_pixels: int, multi_label: bool = False
 ) -> tuple[str, str, str]:
-    """Finds out why a record could not be converted to an image.
-
-    Args:
-      record: the data of the record.
-      labels: valid labels.
-      max_pixels: maximum height times width.
-      multi_label: whether a record has any number of labels.
+    """Finds out why a record could not be converted to an image; see ``BadImages``.
 
     Returns:
       The kind, one of ``no example``, ``wrong label``, ``no image``, ``damaged image``, ``large
@@ -173,11 +154,9 @@ def count_kinds(bad_images: list[BadImage]) -> dict[str, int]:
 
 
 def describe(model_dir: str, examples: int = 0) -> str:
-    """Returns a summary of a run's unreadable images; empty if there are none.
+    """Returns a summary of a run's unreadable images, the first ``examples`` of them in full.
 
-    Args:
-      model_dir: of the run.
-      examples: number of images to describe in full.
+    It is empty if there are none.
     """
     bad_images = read_bad_images(model_dir)
     if not bad_images:
@@ -205,11 +184,7 @@ def _files(model_dir: str) -> list[Path]:
 
 
 class _List:
-    """A file of unique lines, to which several threads may append.
-
-    Args:
-      path: the file; existing lines are kept.
-    """
+    """A file of unique lines, to which several threads may append; existing ones are kept."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

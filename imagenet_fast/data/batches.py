@@ -79,15 +79,10 @@ def training_batches(
     bad_images: BadImages | None = None,
     in_python: bool = True,
 ) -> tf.data.Dataset:
-    """Returns batches of training images.
+    """Returns batches of training images, from batches of records and identities.
 
-    Args:
-      order: batches of records and identities from ``order.training_order``.
-      info: the data set.
-      options: gives the preprocessing and augmentation.
-      threads: number of threads that make images.
-      bad_images: lists unreadable images.
-      in_python: whether the dataset runs in this process, so that Python can warn.
+    These are ``order.training_order``'s. With ``in_python``, the dataset runs in this process, so
+    that Python can warn.
 
     Returns:
       ``(images, labels, weights)``, uint8 [batch, image_size, image_size, 3], int32 [batch] (of
@@ -101,16 +96,8 @@ def training_batches(
 def plan_training(
     records: tf.Tensor, identities: tf.Tensor, *, info: DatasetInfo, options: AugmentationOptions
 ) -> Plan:
-    """Returns the plan for a batch of training records.
-
-    Args:
-      records: string [images].
-      identities: int64 [images, 3].
-      info: the data set.
-      options: gives the preprocessing and augmentation.
-    """
-    preprocessing = _Preprocessing.of(True, info, options, 1, True)
-    return preprocessing.plan(records, identities)
+    """Returns the plan for training records, string [images], and identities, int64 [images, 3]."""
+    return _Preprocessing.of(True, info, options, 1, True).plan(records, identities)
 
 
 def evaluation_batches(
@@ -139,12 +126,8 @@ def native_images(
 ) -> tuple[tf.Tensor, Changes]:
     """Makes the images of a batch with native ops.
 
-    Args:
-      plan: how to make them.
-      options: gives the preprocessing.
-      threads: how many make the images.
-      warn: whether to warn once if indexes do not fit their images. This calls Python, which
-        TensorFlow graphs that run in other processes cannot.
+    With ``warn``, it warns once if indexes do not fit their images. This calls Python, which
+    TensorFlow graphs that run in other processes cannot.
 
     Returns:
       uint8 [images, image_size, image_size, 3], and the changes that are left to make.
@@ -206,43 +189,27 @@ def _warn_of_misfits(misfits: np.ndarray) -> bool:
 def unreadable(
     options: AugmentationOptions, label: int, shape: tuple[int, ...] = ()
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns a placeholder (image, label, weight) of weight 0.
-
-    Args:
-      options: give the image's size.
-      label: of the placeholder.
-      shape: of a label, see ``DatasetInfo``.
-    """
+    """Returns a placeholder (image, label, weight) of weight 0; ``shape`` is that of a label."""
     size = options.image_size
-    return (
-        tf.zeros([size, size, 3], tf.uint8),
-        tf.constant(label, tf.int32, shape),
-        tf.constant(0.0),
-    )
+    image = tf.zeros([size, size, 3], tf.uint8)
+    return image, tf.constant(label, tf.int32, shape), tf.constant(0.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Preprocessing:
     """How batches of images are made; equal ones share their traced functions.
 
-    Attributes:
-      is_training: whether crops and changes are drawn, and sizes are those in the records, if there
-        are any. In evaluation they are those in the images' headers, as in serving.
-      label_offset: added to a stored label.
-      num_classes: of the data set.
-      multi_label: whether an image has any number of labels.
-      options: those that affect images; others have their defaults.
-      threads: how many make images.
-      in_python: whether Python can be called.
+    In training, crops and changes are drawn, and sizes are those in the records, if there are any.
+    In evaluation they are those in the images' headers, as in serving.
     """
 
     is_training: bool
-    label_offset: int
+    label_offset: int  # added to a stored label
     num_classes: int
-    multi_label: bool
-    options: AugmentationOptions
-    threads: int
-    in_python: bool
+    multi_label: bool  # whether an image has any number of labels
+    options: AugmentationOptions  # those that affect images; others have their defaults
+    threads: int  # that make images
+    in_python: bool  # whether Python can be called
 
     @classmethod
     def of(
@@ -255,15 +222,8 @@ class _Preprocessing:
     ) -> _Preprocessing:
         """Returns that of a data set's images."""
         options = options.part(AugmentationOptions)
-        return cls(
-            is_training,
-            info.label_offset,
-            info.num_classes,
-            info.multi_label,
-            options,
-            threads,
-            in_python,
-        )
+        labels = info.label_offset, info.num_classes, info.multi_label
+        return cls(is_training, *labels, options, threads, in_python)
 
     @property
     def is_native(self) -> bool:
@@ -368,8 +328,12 @@ class _Preprocessing:
 
         return tf.cond(use_records, lambda: tf.cast(sizes, tf.int32), from_headers)
 
-    def begin(self, *batch: tf.Tensor, careful: tf.Tensor) -> tuple[tuple[Any, ...], tf.Tensor]:
-        """Returns the arguments of :meth:`end` for all images of a batch, and their labels."""
+    def begin(self, *arguments: tf.Tensor) -> tuple[tuple[Any, ...], tf.Tensor]:
+        """Returns the arguments of :meth:`end` for all images of a batch, and their labels.
+
+        The arguments are those of :meth:`plan`, ``careful`` the last one.
+        """
+        *batch, careful = arguments
         plan = self.plan(*batch, careful=careful)
         if self.is_native:
             return native_images(plan, self.options, self.threads, self.in_python), plan.labels
@@ -388,29 +352,16 @@ def _traced(
 ) -> tuple[tf.types.experimental.GenericFunction, Callable[..., tf.Tensor]]:
     """Returns :meth:`_Preprocessing.begin` and ``end``, which are traced once.
 
-    Args:
-      preprocessing: how batches are made.
-      signature: of the arguments of ``begin``, for any number of images; the last is ``careful``.
-      graph: TensorFlow's global graph, with which ``keras.backend.clear_session`` forgets the
-        Python functions of traced ones.
+    ``signature`` is that of the arguments of ``begin``, for any number of images; the last is
+    ``careful``. ``graph`` is TensorFlow's global graph, with which ``keras.backend.clear_session``
+    forgets the Python functions of traced ones.
     """
-
-    @functools.partial(tf.function, input_signature=signature, autograph=False)
-    def begin(*batch_and_careful: tf.Tensor) -> tuple[tuple[Any, ...], tf.Tensor]:
-        *batch, careful = batch_and_careful
-        return preprocessing.begin(*batch, careful=careful)
-
-    @functools.partial(tf.function, autograph=False)
-    def end(*parts: Any) -> tf.Tensor:
-        return preprocessing.end(*parts)
-
-    return begin, end
+    begin = tf.function(preprocessing.begin, input_signature=signature, autograph=False)
+    return begin, tf.function(preprocessing.end, autograph=False)
 
 
 def _batches(
-    batches: tf.data.Dataset,
-    preprocessing: _Preprocessing,
-    bad_images: BadImages | None,
+    batches: tf.data.Dataset, preprocessing: _Preprocessing, bad_images: BadImages | None
 ) -> tf.data.Dataset:
     if preprocessing.is_native:
         # An error of a disk is none of an image.

@@ -45,15 +45,11 @@ def read_indices(path: tf.Tensor, count: tf.Tensor, start: tf.Tensor) -> tf.data
 
 
 def records_from_memory(order: tf.data.Dataset, part: SplitPart, threads: int) -> tf.data.Dataset:
-    """Returns batches of cached records and identities.
+    """Returns batches of cached records of a part of a split, and identities.
 
-    Args:
-      order: batches of indices, from :func:`read_indices`, and identities.
-      part: the part of the split to cache.
-      threads: number of threads that read.
+    ``order`` has batches of indices, from :func:`read_indices`, and identities.
     """
-    states = _states(part)
-    records = _records(part, states, threads)
+    records = _records(part, _states(part), threads)
     return order.map(lambda indices, identities: (tf.gather(records, indices), identities))
 
 
@@ -66,12 +62,8 @@ def batches_from_memory(
 ) -> tf.data.Dataset:
     """Returns the batches of ``batches.training_batches`` from cached images.
 
-    Args:
-      order: batches of indices, from :func:`read_indices`, and identities.
-      part: the part of the split to cache, decoded and resized but not augmented.
-      options: gives the augmentation; crops must not be random, except by ``train_crop=pad``.
-      threads: number of threads that decode and augment images.
-      bad_images: lists unreadable images.
+    The images of the part are cached decoded and resized, but not augmented: their crops must not
+    be random, except by ``train_crop=pad``. ``order`` is as for :func:`records_from_memory`.
     """
     cached = images_of(part, "train", options, threads, bad_images)
 
@@ -123,12 +115,7 @@ def images_of(
 ) -> tuple[tf.Tensor, ...]:
     """Returns (images, labels, weights) of all records of a part, preprocessed as in evaluation.
 
-    Args:
-      part: the part of the split.
-      split: ``train`` or ``validation``, for messages.
-      options: gives the preprocessing.
-      threads: number of threads that decode.
-      bad_images: lists unreadable images.
+    The ``split``, ``train`` or ``validation``, is for messages.
     """
     source, pixels = options.part(SourceOptions), options.part(PixelOptions)
     return _images_of(part, _states(part), split, source, pixels, threads, bad_images)
@@ -174,11 +161,9 @@ def _announced(what: str) -> Iterator[None]:
 
 
 def copy_shards(part: SplitPart, directory: str) -> SplitPart:
-    """Copies shards to a local disk, unless they are there already.
+    """Copies a part's shards to a local disk, unless they are there already.
 
-    Args:
-      part: the part of the split whose shards are copied.
-      directory: target, created if it does not exist; each data set has a folder in it.
+    Each data set has a folder in ``directory``, which is created if it does not exist.
 
     Returns:
       The part with the paths of the copies.

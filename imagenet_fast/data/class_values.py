@@ -38,11 +38,8 @@ def read_class_values(
 ) -> np.ndarray:
     """Returns the numbers in a JSON file, ``{"cat": 2, "dog": 0.5}``; 1 for other classes.
 
-    Args:
-      option: for messages.
-      path: of the file.
-      labels: the names of the classes.
-      model_dir: of a run, whose recorded values count if there is no such file any more.
+    The values that the run in ``model_dir`` recorded count if there is no such file any more. The
+    ``option`` is for messages.
 
     Returns:
       float64 [classes].

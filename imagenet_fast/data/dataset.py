@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -43,12 +44,7 @@ from imagenet_fast.data.on_device import ImagesOnDevice, TrainingImages, Validat
 from imagenet_fast.data.options import DataOptions, InputOptions
 from imagenet_fast.data.order import Share, SplitPart, part_of, shares_of, training_order
 from imagenet_fast.data.sampling import make_sampling
-from imagenet_fast.data.service import (
-    batches_from_servers,
-    can_watch,
-    check_servers,
-    servers_of,
-)
+from imagenet_fast.data.service import batches_from_servers, can_watch, check_servers, servers_of
 from imagenet_fast.data.shards import ReadShard, shard_reader
 from imagenet_fast.data.steps import (
     evaluation_batch_size,
@@ -99,7 +95,8 @@ def make_dataset(
         or an option needs Python in a pipeline that runs in another process.
     """
     strategy = make_strategy(config)
-    if config.data_on_device or not _is_one_device(strategy):
+    is_one_device = isinstance(strategy, tf.distribute.OneDeviceStrategy)
+    if config.data_on_device or not is_one_device:
         return distributed_dataset(config, split, first_step)
     training = split == "train"
     batches, steps = _batches(config, split, first_step, strategy, training)
@@ -147,10 +144,6 @@ def _distributed(
     return dataset
 
 
-def _is_one_device(strategy: tf.distribute.Strategy) -> bool:
-    return isinstance(strategy, tf.distribute.OneDeviceStrategy)
-
-
 def _batches(
     config: InputOptions,
     split: str,
@@ -180,7 +173,9 @@ def _batches(
         config = config.for_evaluation()
 
     def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        replicas = strategy.num_replicas_in_sync // context.num_input_pipelines
+        hosts = context.num_input_pipelines
+        host = _Host(info, config, hosts, context.input_pipeline_id, here)
+        replicas = strategy.num_replicas_in_sync // hosts
         if config.synthetic:
             dataset = _synthetic(config, strategy)
         elif config.data_on_device and training:
@@ -189,11 +184,10 @@ def _batches(
             dataset = _step_numbers(replicas, 0).take(steps * replicas)
         elif training:
             size = per_replica_batch_size(config, strategy)
-            dataset = _training_batches(info, config, context, size, first_step, here)
+            dataset = host.training_batches(size, first_step)
         else:
             size = evaluation_batch_size(config, strategy, info.splits[split].examples)
-            dataset = _evaluation_batches(info, config, context, size, split, here)
-            dataset = dataset.take(steps * replicas)
+            dataset = host.evaluation_batches(size, split).take(steps * replicas)
         sharding = tf.data.Options()
         # Each worker reads only its part already.
         sharding.experimental_distribute.auto_shard_policy = (
@@ -219,13 +213,9 @@ def _without_placeholders(
 
 @tf.autograph.experimental.do_not_convert
 def make_images_on_device(options: InputOptions, split: str) -> ImagesOnDevice:
-    """Returns the images of a split in the devices' memory, for ``data_on_device``.
+    """Returns the images of ``train`` or ``validation`` in the devices' memory.
 
-    Call it outside of the strategy's scope.
-
-    Args:
-      options: options of the data set and the input pipeline.
-      split: ``train`` or ``validation``.
+    It is for ``data_on_device``. Call it outside of the strategy's scope.
 
     Raises:
       UserError: if the data cannot be used.
@@ -312,96 +302,98 @@ def with_threads(dataset: tf.data.Dataset, threads: int) -> tf.data.Dataset:
     return dataset.with_options(threading)
 
 
-def _training_batches(
-    info: DatasetInfo,
-    options: InputOptions,
-    context: tf.distribute.InputContext,
-    batch_size: int,
-    first_step: int,
-    here: bool,
-) -> tf.data.Dataset:
-    host = context.num_input_pipelines, context.input_pipeline_id
-    shares = shares_of(info.splits["train"], options, batch_size, *host)
-    parts = [_batches_of_share(info, options, context, share, first_step, here) for share in shares]
-    dataset = parts[0]
-    if len(parts) > 1:
-        turns = [n for n, share in enumerate(shares) for _ in range(*share.window)]
-        choices = tf.data.Dataset.from_tensor_slices(tf.constant(turns, tf.int64)).repeat()
-        dataset = tf.data.Dataset.choose_from_datasets(parts, choices)
-    if batch_size > shares[0].batch_size:
-        dataset = dataset.batch(batch_size // shares[0].batch_size, drop_remainder=True)
-        dataset = dataset.map(
-            lambda *batch: tuple(
-                tf.reshape(tensor, [batch_size, *tensor.shape[2:]]) for tensor in batch
+class _Host(NamedTuple):
+    """The input pipeline of a host, which runs in this process if ``here``, or in another one."""
+
+    info: DatasetInfo
+    options: InputOptions
+    hosts: int  # number of input pipelines
+    host: int  # index of this one
+    here: bool
+
+    def training_batches(self, batch_size: int, first_step: int) -> tf.data.Dataset:
+        """Returns the host's batches of training images, from a step on."""
+        train = self.info.splits["train"]
+        shares = shares_of(train, self.options, batch_size, self.hosts, self.host)
+        parts = [self._batches_of_share(share, first_step) for share in shares]
+        dataset = parts[0]
+        if len(parts) > 1:
+            turns = [n for n, share in enumerate(shares) for _ in range(*share.window)]
+            choices = tf.data.Dataset.from_tensor_slices(tf.constant(turns, tf.int64)).repeat()
+            dataset = tf.data.Dataset.choose_from_datasets(parts, choices)
+        if batch_size > shares[0].batch_size:
+            dataset = dataset.batch(batch_size // shares[0].batch_size, drop_remainder=True)
+            dataset = dataset.map(
+                lambda *batch: tuple(
+                    tf.reshape(tensor, [batch_size, *tensor.shape[2:]]) for tensor in batch
+                )
             )
+        # With infinite cardinality, Keras and tf.distribute need not ask all workers for the end.
+        return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+
+    def evaluation_batches(self, batch_size: int, split: str) -> tf.data.Dataset:
+        """Returns batches of the host's images, followed by infinitely many of padding."""
+        info, options, here = self.info, self.options, self.here
+        part = part_of(info.splits[split], options, self.hosts, self.host)
+        part, bad_images = self._listed(part, split, with_python=here)
+        threads = thread_count(options)
+        read_shard = _shard_reader(part, options, here)
+        records = part.select(part.interleave(part.shards(), read_shard, threads)).batch(batch_size)
+        images = evaluation_batches(records, info, options, threads, bad_images, here).unbatch()
+        placeholder = unreadable(options, PADDING, info.label_shape)
+        padding = tf.data.Dataset.from_tensors(placeholder).repeat()
+        return images.concatenate(padding).batch(batch_size, drop_remainder=True)
+
+    def _batches_of_share(self, share: Share, first_step: int) -> tf.data.Dataset:
+        info, options = self.info, self.options
+        with_python = self.here and not options.input_servers
+        part, bad_images = self._listed(share.part, "train", with_python)
+        threads = thread_count(options)
+        if options.cache_dir:
+            part = copy_shards(part, options.cache_dir)
+        order = training_order(
+            share._replace(part=part),
+            _shard_reader(part, options, with_python) if options.cache == "none" else read_indices,
+            options,
+            steps_per_epoch=steps_per_epoch(info, options),
+            first_step=first_step,
+            threads=threads,
+            sampling=make_sampling(options, info),
         )
-    # With infinite cardinality, Keras and tf.distribute do not ask all workers for the end of data.
-    return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        if options.cache == "decoded":
+            return batches_from_memory(order, part, options, threads, bad_images)
+        if options.cache == "encoded":
+            order = records_from_memory(order, part, threads)
 
+        def make(order: tf.data.Dataset) -> tf.data.Dataset:
+            return training_batches(order, info, options, threads, bad_images, with_python)
 
-def _batches_of_share(
-    info: DatasetInfo,
-    options: InputOptions,
-    context: tf.distribute.InputContext,
-    share: Share,
-    first_step: int,
-    here: bool,
-) -> tf.data.Dataset:
-    with_python = here and not options.input_servers
-    hosts, host = context.num_input_pipelines, context.input_pipeline_id
-    part, bad_images = _listed(share.part, info, options, host, "train", with_python)
-    threads = thread_count(options)
-    if options.cache_dir:
-        part = copy_shards(part, options.cache_dir)
-    order = training_order(
-        share._replace(part=part),
-        _shard_reader(part, options, with_python) if options.cache == "none" else read_indices,
-        options,
-        steps_per_epoch=steps_per_epoch(info, options),
-        first_step=first_step,
-        threads=threads,
-        sampling=make_sampling(options, info),
-    )
-    if options.cache == "decoded":
-        return batches_from_memory(order, part, options, threads, bad_images)
-    if options.cache == "encoded":
-        order = records_from_memory(order, part, threads)
+        if not options.input_servers:
+            return make(order)
+        servers = servers_of(options.input_servers, self.hosts, self.host)
+        check_servers(servers, functools.partial(_trial, part.paths[0], options))
+        watched = self.here and can_watch()
+        if not watched:
+            warn_once("unavailable input servers will not be noticed: training will wait")
+        return batches_from_servers(
+            order, lambda order: with_threads(make(order), threads), servers, watched
+        )
 
-    def make(order: tf.data.Dataset) -> tf.data.Dataset:
-        return training_batches(order, info, options, threads, bad_images, with_python)
-
-    if not options.input_servers:
-        return make(order)
-    servers = servers_of(options.input_servers, hosts, host)
-    check_servers(servers, functools.partial(_trial, part.paths[0], options))
-    watched = here and can_watch()
-    if not watched:
-        warn_once("unavailable input servers will not be noticed: training will wait")
-    return batches_from_servers(
-        order, lambda order: with_threads(make(order), threads), servers, watched
-    )
+    def _listed(
+        self, part: SplitPart, split: str, with_python: bool
+    ) -> tuple[SplitPart, BadImages | None]:
+        """Returns the part of a split for the process that reads it, and its list of bad images."""
+        if with_python:
+            return part, list_bad_images(self.options, self.info, split, self.host)
+        # Other processes may have other working directories.
+        paths = tuple(str(to_path(path).absolute()) for path in part.paths)
+        return dataclasses.replace(part, paths=paths), None
 
 
 def _shard_reader(part: SplitPart, options: DataOptions, here: bool) -> ReadShard:
     """Returns the reader of shards for the process that runs a pipeline: this one, or others."""
     native = options.resize_kernel == "native"
     return shard_reader(part.paths, None if here else native, refer=here and native)
-
-
-def _listed(
-    part: SplitPart,
-    info: DatasetInfo,
-    options: DataOptions,
-    host: int,
-    split: str,
-    with_python: bool,
-) -> tuple[SplitPart, BadImages | None]:
-    """Returns the part of a split for the process that reads it, and its list of bad images."""
-    if with_python:
-        return part, list_bad_images(options, info, split, host)
-    # Other processes may have other working directories.
-    paths = tuple(str(to_path(path).absolute()) for path in part.paths)
-    return dataclasses.replace(part, paths=paths), None
 
 
 def _trial(path: str, options: DataOptions) -> tf.data.Dataset:
@@ -414,33 +406,11 @@ def _trial(path: str, options: DataOptions) -> tf.data.Dataset:
         box = tf.constant([0, 0, 1, 1])
         if options.resize_kernel != "native":
             return decode_crop_and_resize(tf.constant(png), box, options)
-        flipped = tf.constant([False])
-        return make_images(tf.constant([png]), places, box[tf.newaxis], flipped, options=options)[
-            0
-        ][0]
+        crop = box[tf.newaxis], tf.constant([False])
+        images, _ = make_images(tf.constant([png]), places, *crop, options=options)
+        return images[0]
 
     return opened.map(image)
-
-
-def _evaluation_batches(
-    info: DatasetInfo,
-    options: DataOptions,
-    context: tf.distribute.InputContext,
-    batch_size: int,
-    split: str,
-    here: bool,
-) -> tf.data.Dataset:
-    """Returns batches of this pipeline's images, followed by infinitely many of padding."""
-    hosts, host = context.num_input_pipelines, context.input_pipeline_id
-    part = part_of(info.splits[split], options, hosts, host)
-    part, bad_images = _listed(part, info, options, host, split, with_python=here)
-    threads = thread_count(options)
-    read_shard = _shard_reader(part, options, here)
-    records = part.select(part.interleave(part.shards(), read_shard, threads)).batch(batch_size)
-    images = evaluation_batches(records, info, options, threads, bad_images, here).unbatch()
-    placeholder = unreadable(options, PADDING, info.label_shape)
-    padding = tf.data.Dataset.from_tensors(placeholder).repeat()
-    return images.concatenate(padding).batch(batch_size, drop_remainder=True)
 
 
 def _step_numbers(replicas: int, first_step: int) -> tf.data.Dataset:

@@ -8,8 +8,6 @@ transfer to the accelerator a quarter of float32's.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
@@ -50,8 +48,7 @@ def evaluation_image(encoded: tf.Tensor, options: PixelOptions) -> tf.Tensor:
 
     Args:
       encoded: bytes of the JPEG or PNG, a string scalar.
-      options: gives ``eval_crop``, ``eval_crop_fraction``, ``image_size``, ``max_pixels``,
-        ``resize_method``, ``antialias`` and how to decode JPEGs.
+      options: gives the crop, the size and how to decode and resize.
 
     Returns:
       uint8 [image_size, image_size, 3].
@@ -115,32 +112,19 @@ def _on_white(pixels: tf.Tensor) -> tf.Tensor:
 def _decode_jpeg(encoded: tf.Tensor, box: tf.Tensor, options: PixelOptions) -> tf.Tensor:
     def decode_at(ratio: int) -> tf.Tensor:
         return tf.image.decode_and_crop_jpeg(
-            encoded, _scaled(box, ratio), ratio=ratio, **_jpeg_arguments(options)
+            encoded,
+            _scaled(box, ratio),
+            channels=3,
+            ratio=ratio,
+            fancy_upscaling=options.jpeg_upsampling == "smooth",
+            dct_method=_DCT_METHODS[options.jpeg_dct],
         )
 
-    return _at_ratio(decode_at, box, options)
-
-
-def _jpeg_arguments(options: PixelOptions) -> dict[str, Any]:
-    return {
-        "channels": 3,
-        "fancy_upscaling": options.jpeg_upsampling == "smooth",
-        "dct_method": _DCT_METHODS[options.jpeg_dct],
-    }
-
-
-def _at_ratio(decode_at: Callable[[int], Any], box: tf.Tensor, options: PixelOptions) -> Any:
-    """Returns what ``decode_at`` does with the ratio of :func:`jpeg_ratios` for a box."""
     if not options.jpeg_scaling:
         return decode_at(1)
-    branches = [functools.partial(decode_at, ratio) for ratio in _JPEG_RATIOS]
-    return tf.switch_case(_ratio_number(box, options), branches)
-
-
-def _ratio_number(boxes: tf.Tensor, options: PixelOptions) -> tf.Tensor:
-    """Returns indices of ``_JPEG_RATIOS``, int32 [...], for boxes int32 [..., 4]."""
-    max_ratio = tf.reduce_min(boxes[..., 2:], axis=-1, keepdims=True) // options.image_size
-    return tf.reduce_sum(tf.cast(max_ratio >= _JPEG_RATIOS[1:], tf.int32), axis=-1)
+    max_ratio = tf.reduce_min(box[2:]) // options.image_size
+    number = tf.reduce_sum(tf.cast(max_ratio >= _JPEG_RATIOS[1:], tf.int32))
+    return tf.switch_case(number, [functools.partial(decode_at, ratio) for ratio in _JPEG_RATIOS])
 
 
 def _scaled(box: tf.Tensor, ratio: int) -> tf.Tensor:
@@ -153,15 +137,10 @@ def _scaled(box: tf.Tensor, ratio: int) -> tf.Tensor:
 
 
 def resize(image: tf.Tensor, options: PixelOptions, flipped: tf.Tensor | None = None) -> tf.Tensor:
-    """Resizes an image to uint8, rounded to the nearest.
-
-    Args:
-      image: uint8 [height, width, 3].
-      options: gives ``image_size``, ``resize_method`` and ``antialias``.
-      flipped: bool scalar, whether to flip the image left to right.
+    """Resizes an image, uint8 [height, width, 3], and flips it left to right if ``flipped``.
 
     Returns:
-      uint8 [image_size, image_size, 3].
+      uint8 [image_size, image_size, 3], rounded to the nearest.
     """
     size = [options.image_size, options.image_size]
     resized = tf.image.resize(

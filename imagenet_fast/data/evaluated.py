@@ -26,12 +26,6 @@ def evaluated_images(
 ) -> np.ndarray:
     """Returns the image in each row of an evaluation, the rows of the first replica first.
 
-    Args:
-      info: the data set.
-      options: of the evaluation.
-      strategy: of the evaluation.
-      split: ``validation`` or ``test``.
-
     Returns:
       int64 [replicas * rows]: the index of the image in the split, shard by shard; -1: padding.
     """
@@ -83,10 +77,7 @@ def file_names(info: DatasetInfo, split: str) -> Iterator[str]:
 def file_names_of(info: DatasetInfo, split: str, images: Sequence[int]) -> list[str]:
     """Returns the names of some images, as their source had them; empty: none is recorded.
 
-    Args:
-      info: the data set.
-      split: of the images.
-      images: their indices, as of :func:`evaluated_images`.
+    ``images`` are their indices, as of :func:`evaluated_images`.
     """
     found = info.splits[split]
     ends = np.cumsum(found.counts, dtype=np.int64)

@@ -219,9 +219,8 @@ def _reason_of_jpeg(padded: tf.Tensor, max_pixels: int) -> tf.Tensor:
 def _place_of_segment(padded: tf.Tensor, is_wanted: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
     """Returns the offset of a JPEG's first such segment, or another offset if there is none.
 
-    Args:
-      padded: bytes of the file and ``_PADDING`` zeros.
-      is_wanted: tells it by its first bytes, int32 [_HEADER].
+    ``padded`` has ``_PADDING`` zeros at its end; ``is_wanted`` tells it by its first bytes, int32
+    [_HEADER].
     """
     end = tf.strings.length(padded) - _PADDING
 

@@ -96,15 +96,10 @@ class TooManyPixelsError(BadImageError):
 
 
 class SizeLimit(NamedTuple):
-    """The size above which images are shrunk, by one of their sides; by default no limit.
+    """The size above which images are shrunk, by one of their sides; by default no limit."""
 
-    Attributes:
-      max_side: the largest longer side, in pixels.
-      shorter_side: the largest shorter side, in pixels.
-    """
-
-    max_side: int | None = None
-    shorter_side: int | None = None
+    max_side: int | None = None  # the largest longer side, in pixels
+    shorter_side: int | None = None  # the largest shorter side, in pixels
 
     def smaller(self, width: int, height: int) -> tuple[int, int] | None:
         """Returns the width and height to shrink an image to, or None if it is within the limit."""
@@ -196,7 +191,10 @@ def normalize_encoding(
                 f"{width} x {height} pixels, more than the limit of {max_pixels}"
             )
         size = size_limit.smaller(width, height)
-        box = _draft(image, size) if size else None
+        box = None  # the part that the image covers of pixels decoded at a fraction of its size
+        if size:
+            drafted = image.draft(None, (_MIN_DRAFT_RATIO * size[0], _MIN_DRAFT_RATIO * size[1]))
+            box = drafted[1] if drafted else None
         memory = _memory(image, size, exif == "apply")
         if scans > 1:
             memory += _BYTES_OF_COEFFICIENT * width * height * len(image.getbands())
@@ -290,17 +288,6 @@ def _explained(data: bytes) -> Iterator[None]:
         raise
     except Exception as error:  # of any class: Pillow's decoders raise what they like
         raise BadImageError(f"cannot be decoded: {_reason(error)}") from error
-
-
-def _draft(image: Image.Image, size: tuple[int, int]) -> _Box | None:
-    """Makes Pillow decode a JPEG at a fraction of its size, if that is large enough for ``size``.
-
-    Returns:
-      The part of the decoded pixels that the image covers, or None for all of them.
-    """
-    width, height = size
-    drafted = image.draft(None, (_MIN_DRAFT_RATIO * width, _MIN_DRAFT_RATIO * height))
-    return drafted[1] if drafted else None
 
 
 def _turn(image: Image.Image, data: bytes) -> Image.Transpose | None:
@@ -400,16 +387,11 @@ def _to_8_bits(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
 
 
 def encode_pixels(
-    pixels: np.ndarray,
-    encoding: str = "jpeg",
-    size_limit: SizeLimit = NO_LIMIT,
+    pixels: np.ndarray, encoding: str = "jpeg", size_limit: SizeLimit = NO_LIMIT
 ) -> EncodedImage:
-    """Encodes raw pixels as an image file.
+    """Encodes raw pixels as an image file; see ``normalize_encoding``.
 
-    Args:
-      pixels: uint8 of shape (height, width) for greyscale, or (height, width, 3) for RGB.
-      encoding: as ``normalize_encoding``.
-      size_limit: as ``normalize_encoding``.
+    They are uint8 of shape (height, width) for greyscale, or (height, width, 3) for RGB.
 
     Raises:
       BadImageError: they cannot be encoded.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 import re
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from imagenet_fast.data.options import SourceOptions
 from imagenet_fast.data.preparation import Preparation
 from imagenet_fast.data.records import CorruptRecordError, index_shard, read_records
 
-_SHARD_NAME = re.compile(r"(train|validation|test)-\d{5}-of-(\d{5})")
+_SHARD_NAME = re.compile(r"(train|validation|test)-\d{5}-of-\d{5}")
 # Labels checked in each of three shards of a directory without a manifest.
 _LABELS_CHECKED = 1000
 _SYNTHETIC_EXAMPLES = 1_281_167  # as ImageNet, so epochs are equally long
@@ -126,7 +125,7 @@ def _from_manifest(directory: Path, options: SourceOptions) -> DatasetInfo:
             counts=tuple(shard.examples for shard in split.shards),
             bytes=sum(shard.bytes for shard in split.shards),
             examples=split.examples,
-            checksum=_checksum(split),
+            checksum=manifests.digest_of(split.shards),
             class_counts=split.class_counts,
         )
     if "train" not in splits:
@@ -139,10 +138,6 @@ def _from_manifest(directory: Path, options: SourceOptions) -> DatasetInfo:
         manifest.preparation,
         manifest.multi_label,
     )
-
-
-def _checksum(split: manifests.Split) -> str:
-    return hashlib.sha256("".join(shard.sha256 for shard in split.shards).encode()).hexdigest()
 
 
 def _from_shards(directory: Path, options: SourceOptions) -> DatasetInfo:
@@ -180,18 +175,17 @@ def _count_records(
 
     This reads much of the shards, so the result is cached until they change.
 
-    Returns:
-      The splits, and whether one of those records has several labels.
-
     Args:
       shards: path, size in bytes and modification time of each shard.
       num_classes: of the data set.
       label_offset: added to a label to get a class.
+
+    Returns:
+      The splits, and whether one of those records has several labels.
     """
     found: dict[str, list[Path]] = {}
     for path, _, _ in shards:
-        split, _ = _split_and_total(path.name)
-        found.setdefault(split, []).append(path)
+        found.setdefault(path.name.partition("-")[0], []).append(path)
     sizes = {path: size for path, size, _ in shards}
     splits, multi_label = {}, False
     for name, paths in found.items():
@@ -210,12 +204,6 @@ def _count_records(
     return splits, multi_label
 
 
-def _split_and_total(name: str) -> tuple[str, str]:
-    """Returns the split and the total in a shard's name, such as ``train-00000-of-01024``."""
-    split, rest = name.split("-", 1)
-    return split, rest.rpartition("-")[2]
-
-
 def check_complete(split: str, paths: Sequence[Path]) -> None:
     """Checks that no shard is missing, by the total in the first shard's name.
 
@@ -227,7 +215,7 @@ def check_complete(split: str, paths: Sequence[Path]) -> None:
       UserError: if a shard is missing or belongs to another set.
     """
     directory, first = paths[0].parent, paths[0].name
-    _, total = _split_and_total(first)
+    total = first.rpartition("-")[2]
     expected = {f"{split}-{number:05d}-of-{total}" for number in range(int(total))}
     names = {path.name for path in paths}
     if names - expected:

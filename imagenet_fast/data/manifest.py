@@ -41,7 +41,7 @@ VERSION = 1
 INDEXED_SUFFIX = ".indexed"
 
 _FILES_AT_ONCE = 16
-_SPLITS = ("train", "validation", "test")
+SPLITS = ("train", "validation", "test")
 # A file of the folder itself, not hidden; and a class that fits on a line of a text file.
 _FILE_NAME = re.compile(r"(?!\.)[^/\\\x00-\x1f\x7f\ud800-\udfff*?\[]{1,255}")
 _NOT_IN_LINES = re.compile("[\n\r\0\ud800-\udfff]")
@@ -381,6 +381,11 @@ def _size_problems(shards: Iterable[Shard], directory: Path) -> dict[Shard, str]
         return {shard: problem for shard, problem in problems if problem}
 
 
+def digest_of(shards: Iterable[Shard]) -> str:
+    """Returns a hex SHA-256 of the content of all shards."""
+    return hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest()
+
+
 def sha256(path: Path) -> str:
     """Returns the hex SHA-256 of a file.
 
@@ -402,8 +407,8 @@ def _check(manifest: Manifest) -> None:
         if _NOT_IN_LINES.search(label):
             raise ValueError(f"the class {label!r} does not fit on a line of text")
     for name, split in manifest.splits.items():
-        if name not in _SPLITS:
-            raise ValueError(f"there is no split {name!r}, only {', '.join(_SPLITS)}")
+        if name not in SPLITS:
+            raise ValueError(f"there is no split {name!r}, only {', '.join(SPLITS)}")
         for shard in split.shards:
             if not _FILE_NAME.fullmatch(shard.file):
                 raise ValueError(f"{name}: {shard.file!r} is not the name of a file")

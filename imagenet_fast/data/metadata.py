@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import hashlib
 import io
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +29,7 @@ from imagenet_fast.base.paths import Path
 from imagenet_fast.data import records
 from imagenet_fast.data.examples import ENCODED, Label, classes_of, decode_example, labels_of
 from imagenet_fast.data.images import PNG_SIGNATURE, BadImageError, EncodedImage, normalize_encoding
-from imagenet_fast.data.manifest import Manifest, Shard
+from imagenet_fast.data.manifest import Manifest, Shard, digest_of
 
 FILE = "data.npz"
 
@@ -73,13 +72,9 @@ def row_type(num_classes: int, multi_label: bool) -> np.dtype:
 
 
 def describe(image: EncodedImage, label: Label, record_bytes: int, row: np.dtype = ROW) -> tuple:
-    """Returns the values of a row for an image.
+    """Returns the values of a row, of :func:`row_type`, for an image as it is stored.
 
-    Args:
-      image: the image, as it is stored.
-      label: its class or classes.
-      record_bytes: the length of its record's data.
-      row: of :func:`row_type`.
+    ``record_bytes`` is the length of its record's data.
     """
     hashed = perceptual_hash(image.pixels)
     classes: tuple[np.ndarray, ...] = ()
@@ -160,10 +155,8 @@ def unpack(text: str, images: int, row: np.dtype = ROW) -> np.ndarray | None:
 def write_metadata(manifest: Manifest, packed: Mapping[str, str], directory: Path) -> None:
     """Writes ``data.npz``; the same images give the same bytes.
 
-    Args:
-      manifest: of the data set.
-      packed: the packed rows of each shard, by its name; missing ones are computed from the shard.
-      directory: of the shards.
+    ``packed`` has the packed rows of each shard, by its name; missing ones are computed from the
+    shards in the directory.
 
     Raises:
       OSError: it cannot be written.
@@ -245,13 +238,8 @@ def update_record_bytes(
 ) -> None:
     """Updates ``data.npz`` after the shards were rewritten with the same images.
 
-    It stays as it is if it was out of date before: :func:`read_metadata` recomputes it then.
-
-    Args:
-      old: the manifest before.
-      new: the manifest after.
-      sizes: of the records' data, in bytes, for each shard.
-      directory: of the shards and ``data.npz``.
+    It stays as it is if it was out of date before: :func:`read_metadata` recomputes it then. The
+    ``sizes`` are those of the records' data, in bytes, for each shard.
 
     Raises:
       OSError: it cannot be written.
@@ -262,23 +250,18 @@ def update_record_bytes(
         _write(new, rows, directory)
 
 
-def _key(manifest: Manifest) -> str:
-    """Returns a digest of the shards, by which an outdated ``data.npz`` is recognized."""
-    return hashlib.sha256("".join(shard.sha256 for shard in manifest.shards).encode()).hexdigest()
-
-
 def _write(manifest: Manifest, rows: np.ndarray, directory: Path) -> None:
     file = io.BytesIO()
     arrays: dict[str, Any] = {name: rows[name] for name in rows.dtype.names or ()}
-    np.savez_compressed(file, shards=np.array(_key(manifest)), **arrays)
+    np.savez_compressed(file, shards=np.array(digest_of(manifest.shards)), **arrays)
     write_file(directory / FILE, file.getvalue())
 
 
 def _load(manifest: Manifest, directory: Path) -> np.ndarray | None:
     try:
         arrays = read_arrays(directory / FILE)
-        if str(arrays["shards"]) != _key(manifest):
-            return None
+        if str(arrays["shards"]) != digest_of(manifest.shards):
+            return None  # out of date
         rows = np.empty(len(arrays["label"]), _row_of(manifest))
         if len(rows) != sum(shard.examples for shard in manifest.shards):
             return None

@@ -38,9 +38,8 @@ class ImagesOnDevice:
     its variables as weights of the model.
 
     Args:
-      info: the data set.
+      info, options: the data set, and the preprocessing and augmentation of its images.
       split: ``train`` or ``validation``.
-      options: gives the preprocessing, and the augmentation of training images.
       batch_size: number of images in a batch; each replica makes one batch per step.
       strategy: of the replicas.
       threads: number of threads that decode.
@@ -93,8 +92,8 @@ class ImagesOnDevice:
 
         Returns:
           Images, uint8 [batch_size, image_size, image_size, 3], labels, int32 [batch_size] (of
-          multi-label data [batch_size, classes]), and
-          weights, float32 [batch_size], which are 0 for unreadable images.
+          multi-label data [batch_size, classes]), and weights, float32 [batch_size], which are 0
+          for unreadable images.
         """
         raise NotImplementedError
 

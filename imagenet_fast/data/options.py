@@ -12,12 +12,12 @@ from imagenet_fast.base.option import (
     Check,
     OnlyIf,
     Options,
-    option,
     option_text,
 )
 from imagenet_fast.base.paths import is_local
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.data.augmentation.options import AugmentationOptions
+from imagenet_fast.data.pixel_options import data_option
 from imagenet_fast.distribute.options import ClusterOptions
 
 
@@ -25,26 +25,16 @@ from imagenet_fast.distribute.options import ClusterOptions
 class SourceOptions(Options):
     """The data set."""
 
-    data_dir: str = option(
-        "",
-        "directory of TFRecord shards, as written by `prepare`",
-        group="data",
-        may_change_on_resume=True,
+    data_dir: str = data_option(
+        "", "directory of TFRecord shards, as written by `prepare`", may_change_on_resume=True
     )
-    synthetic: bool = option(
-        False,
-        "train on random images instead of data_dir, to time everything but the input",
-        group="data",
+    synthetic: bool = data_option(
+        False, "train on random images instead of data_dir, to time everything but the input"
     )
-    num_classes: int = option(
-        0,
-        "number of classes; 0: from the manifest in data_dir",
-        group="data",
-        check=NOT_NEGATIVE,
+    num_classes: int = data_option(
+        0, "number of classes; 0: from the manifest in data_dir", check=NOT_NEGATIVE
     )
-    label_offset: int = option(
-        0, "added to each label: -1 for shards whose first class is 1", group="data"
-    )
+    label_offset: int = data_option(0, "added to each label: -1 for shards whose first class is 1")
 
     def _check_together(self) -> None:
         super()._check_together()
@@ -56,87 +46,76 @@ class SourceOptions(Options):
 class ReadingOptions(SharedOptions):
     """How records are read: their order, and where they are kept and decoded."""
 
-    sampling: str = option(
+    sampling: str = data_option(
         "",
         "how often training reads each class; balanced: all equally often in an epoch, which stays "
         'as long; or a JSON file of relative numbers by class, {"cat": 2, "dog": 1}, 1 for others; '
         "empty: each image once",
-        group="data",
         only_if=(OnlyIf("data_on_device", unless=True), OnlyIf("synthetic", unless=True)),
     )
-    shard_by: str = option(
+    shard_by: str = data_option(
         "auto",
         "division of training data among workers; records: each worker reads all shards and uses "
         "its part, so batches are the same for any number of workers; files: each worker reads "
         "its own shards; auto: files for data above 1 GiB",
-        group="data",
         choices=("auto", "records", "files"),
     )
-    shuffle_buffer: int = option(
+    shuffle_buffer: int = data_option(
         8192,
         "number of training images in memory from which the next one is drawn at random",
-        group="data",
         check=POSITIVE,
         only_if=OnlyIf("data_on_device", unless=True),
     )
-    cache: str = option(
+    cache: str = data_option(
         "none",
         "training data that each host reads into memory before the first step; none; encoded: "
         "records; decoded: images, for train_crop=pad or none; the order of images is the same",
-        group="data",
         choices=("none", "encoded", "decoded"),
         may_change_on_resume=True,
     )
-    data_on_device: bool = option(
+    data_on_device: bool = data_option(
         False,
         "store all images in the memory of each accelerator, which also shuffles, crops, flips, "
         "cuts out and changes brightness and contrast, without work for the host; for small "
         "images, with train_crop=pad or none",
-        group="data",
     )
-    alternating_flip: bool = option(
+    alternating_flip: bool = data_option(
         False,
         "flip each training image in every second epoch, beginning with a random half, instead of "
         "at random; with data_on_device (Jordan 2024)",
-        group="data",
         only_if=OnlyIf("data_on_device"),
     )
-    augment_in_groups: bool = option(
+    augment_in_groups: bool = data_option(
         False,
         "draw crops, flips and cutouts of an epoch for at most 200 near-equal groups of images "
         "instead of for each image; with data_on_device (Page 2019)",
-        group="data",
         only_if=OnlyIf("data_on_device"),
     )
-    cache_dir: str = option(
+    cache_dir: str = data_option(
         "",
         "directory on a local disk to which each host copies the shards that it reads; empty: none",
-        group="data",
         check=Check(is_local, "be on a disk of this machine"),
         may_change_on_resume=True,
         in_files_of_runs=False,
     )
-    data_threads: int = option(
+    data_threads: int = data_option(
         0,
         "threads that read and decode in each process; 0: one per core",
-        group="data",
         check=Check(lambda value: 0 <= value <= 1024, "be in [0, 1024]"),
         may_change_on_resume=True,
     )
-    input_servers: tuple[str, ...] = option(
+    input_servers: tuple[str, ...] = data_option(
         (),
         "host:port of each `imagenet-fast input-server` that reads and decodes training images "
         "instead of this process; the order of images is the same",
-        group="data",
         check=ADDRESSES,
         may_change_on_resume=True,
         in_files_of_runs=False,
     )
-    max_bad_images: int = option(
+    max_bad_images: int = data_option(
         100,
         "maximum number of unreadable images to skip between two evaluations; training stops at "
         "more",
-        group="data",
         check=NOT_NEGATIVE,
         may_change_on_resume=True,
     )

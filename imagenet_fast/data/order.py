@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -33,25 +33,18 @@ _SHARDS_AT_ONCE = 16
 class SplitPart:
     """The part of a split that one input pipeline reads; each host has one pipeline.
 
-    Attributes:
-      paths: of the shards, in order.
-      counts: number of records in each shard.
-      pipelines: number of input pipelines.
-      pipeline: index of this pipeline.
-      by_files: whether the pipeline has its own shards and reads all of their records but those of
-        ``before`` and ``after``; otherwise all pipelines read all shards, and each evaluates every
-        ``pipelines``-th record.
-      before: number of records at the start of the first shard that belong to another pipeline.
-      after: number of records at the end of the last shard that belong to another pipeline.
+    With ``by_files``, the pipeline has its own shards and reads all of their records but those of
+    ``before`` and ``after``; otherwise all pipelines read all shards, and each evaluates every
+    ``pipelines``-th record.
     """
 
-    paths: tuple[str, ...]
-    counts: tuple[int, ...]
-    pipelines: int
-    pipeline: int
+    paths: tuple[str, ...]  # of the shards, in order
+    counts: tuple[int, ...]  # of records in each shard
+    pipelines: int  # number of input pipelines
+    pipeline: int  # index of this one
     by_files: bool
-    before: int = 0
-    after: int = 0
+    before: int = 0  # records at the start of the first shard that belong to another pipeline
+    after: int = 0  # likewise at the end of the last shard
 
     @property
     def examples(self) -> int:
@@ -83,9 +76,8 @@ class SplitPart:
           threads: number of threads.
           copies: how often to repeat each record, int64 [records]; None: once each.
         """
-        read = part_reader(read_shard)
         return shards.interleave(
-            read if copies is None else _repeated(read, copies),
+            part_reader(read_shard, copies),
             cycle_length=_SHARDS_AT_ONCE,
             num_parallel_calls=threads,
             deterministic=True,
@@ -127,19 +119,12 @@ def part_of(split: SplitInfo, options: DataOptions, pipelines: int, pipeline: in
 
 
 class Share(NamedTuple):
-    """What a host takes of an input pipeline's images in each training step.
+    """What a host takes of an input pipeline's images in each training step."""
 
-    Attributes:
-      part: what the pipeline reads.
-      images: of the pipeline in a step, a multiple of ``batch_size``.
-      batch_size: of the batches in which the host takes them.
-      window: the first and the end of the host's batches among those of the pipeline in a step.
-    """
-
-    part: SplitPart
-    images: int
-    batch_size: int
-    window: tuple[int, int]
+    part: SplitPart  # what the pipeline reads
+    images: int  # of the pipeline in a step, a multiple of ``batch_size``
+    batch_size: int  # of the batches in which the host takes them
+    window: tuple[int, int]  # the first of its batches among the pipeline's in a step, and the end
 
 
 def shares_of(
@@ -149,14 +134,8 @@ def shares_of(
 
     A step's images are those of the first pipeline, the second one and so on; hosts take equal
     parts of them, in turn. So they do not depend on the number of hosts, but on that of pipelines:
-    ``options.replicas`` or, without it, one for each host if these have shards of their own.
-
-    Args:
-      split: the split.
-      options: of the data, and the images of a step.
-      batch_size: of each of the host's batches.
-      hosts: number of hosts.
-      host: index of this one.
+    ``options.replicas`` or, without it, one for each host if these have shards of their own. The
+    batch size is that of each of the host's batches.
 
     Raises:
       UserError: if each pipeline is to have its own shards, but there are fewer shards.
@@ -175,38 +154,29 @@ def shares_of(
     return shares
 
 
-def part_reader(read_shard: ReadShard) -> Callable[..., tf.data.Dataset]:
+def part_reader(
+    read_shard: ReadShard, copies: tf.Tensor | None = None
+) -> Callable[..., tf.data.Dataset]:
     """Returns a function that reads a part's records of one shard.
 
     Its arguments: the shard's path and number of records; the number of the part's records in
     earlier shards; the index of the part's first record in this shard, and the number of the part's
-    records in it.
+    records in it. Each is repeated as often as ``copies``, int64 [records], says; None: is there
+    once.
     """
 
     def read(
         path: tf.Tensor, count: tf.Tensor, start: tf.Tensor, first: tf.Tensor, used: tf.Tensor
     ) -> tf.data.Dataset:
-        return read_shard(path, count, start - first).skip(first).take(used)
+        records = read_shard(path, count, start - first).skip(first).take(used)
+        if copies is None:
+            return records
+        indices = tf.data.Dataset.range(start, start + used)
+        return tf.data.Dataset.zip((records, indices)).flat_map(
+            lambda record, index: tf.data.Dataset.from_tensors(record).repeat(copies[index])
+        )
 
     return read
-
-
-def _repeated(
-    read: Callable[..., tf.data.Dataset], copies: tf.Tensor
-) -> Callable[..., tf.data.Dataset]:
-    """Returns a function as :func:`part_reader` makes, that repeats each record."""
-
-    def repeat(record: Any, index: tf.Tensor) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensors(record).repeat(copies[index])
-
-    def read_repeated(
-        path: tf.Tensor, count: tf.Tensor, start: tf.Tensor, first: tf.Tensor, used: tf.Tensor
-    ) -> tf.data.Dataset:
-        records = read(path, count, start, first, used)
-        indices = tf.data.Dataset.range(start, start + used)
-        return tf.data.Dataset.zip((records, indices)).flat_map(repeat)
-
-    return read_repeated
 
 
 def is_by_files(split: SplitInfo, options: DataOptions, pipelines: int) -> bool:
@@ -238,16 +208,10 @@ def training_order(
     threads: int,
     sampling: Sampling | None = None,
 ) -> tf.data.Dataset:
-    """Returns an infinite dataset of training records, epoch after epoch, in batches.
+    """Returns an infinite dataset of a host's training records, epoch after epoch, in batches.
 
-    Args:
-      share: of the images, which this host takes.
-      read_shard: reads a shard's records, or what represents them.
-      options: gives ``seed`` and ``shuffle_buffer``.
-      steps_per_epoch: number of training steps in an epoch.
-      first_step: the first training step, counted from the start of training.
-      threads: number of threads that read.
-      sampling: draws the images of an epoch; None: each is read once.
+    ``read_shard`` reads a shard's records, or what represents them. ``first_step`` is counted from
+    the start of training. ``sampling`` draws the images of an epoch; None: each is read once.
 
     Returns:
       Batches of what ``read_shard`` returns, [batch_size, ...], and of the images' identities for

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from fractions import Fraction
 from typing import TypeVar
@@ -23,6 +24,7 @@ from imagenet_fast.base.option import (
     option_text,
 )
 
+data_option = functools.partial(option, group="data")
 _Options = TypeVar("_Options", bound="PixelOptions")
 
 
@@ -30,141 +32,121 @@ _Options = TypeVar("_Options", bound="PixelOptions")
 class PixelOptions(Options):
     """Which pixels the network gets of an image, besides random changes."""
 
-    image_size: int = option(
+    image_size: int = data_option(
         224,
         "height and width of the network's input images, in pixels",
-        group="data",
         check=IMAGE_SIDE,
         in_evaluation=True,
     )
-    eval_image_size: int = option(
+    eval_image_size: int = data_option(
         0,
         "height and width of images in evaluation, exported models and predictions, in pixels; "
         "higher than image_size in some recipes (Touvron et al. 2019); 0: image_size",
-        group="data",
         check=Check(lambda value: 0 <= value <= MOST_PIXELS, f"be in [1, {MOST_PIXELS}], or 0"),
         may_change_on_resume=True,
     )
-    train_sizes: tuple[int, ...] = option(
+    train_sizes: tuple[int, ...] = data_option(
         (),
         "progressive resizing: the first sizes of training images, e.g. 128,160, each used until "
         "its time in train_until; then image_size",
-        group="data",
         check=ALL_POSITIVE,
     )
-    train_until: tuple[Duration, ...] = option(
+    train_until: tuple[Duration, ...] = data_option(
         (),
         "when each of train_sizes ends, counted from the start of training, e.g. '10 epochs,20 "
         "epochs'; also in steps or examples",
-        group="data",
         check=IN_ORDER,
     )
-    size_ramp: tuple[int, ...] = option(
+    size_ramp: tuple[int, ...] = data_option(
         (),
         "progressive resizing by a ramp: the first size of training images and the step in which "
         "it grows to image_size, e.g. 128,32; both sizes must be multiples of the step",
-        group="data",
         check=Check(
             lambda value: not value or (len(value) == 2 and min(value) > 0),
             "have two positive values, the first size and the step",
         ),
         only_if=OnlyIf("train_sizes", unless=True),
     )
-    size_ramp_at: tuple[Duration, ...] = option(
+    size_ramp_at: tuple[Duration, ...] = data_option(
         (),
         "when the ramp of size_ramp begins and ends, e.g. '20 epochs,30 epochs', also in steps or "
         "examples; a size changes at a whole epoch, step or example",
-        group="data",
         check=IN_ORDER,
         only_if=OnlyIf("size_ramp"),
     )
-    eval_crop_fraction: float = option(
-        0.875,
-        "side of evaluation's centre crop, as a fraction of the image's",
-        group="data",
-        check=FRACTION,
+    eval_crop_fraction: float = data_option(
+        0.875, "side of evaluation's centre crop, as a fraction of the image's", check=FRACTION
     )
-    eval_crop: str = option(
+    eval_crop: str = data_option(
         "square",
         "shape of evaluation's centre crop; square: of eval_crop_fraction of the shorter side; "
         "proportional: of that fraction of both sides, stretched to a square",
-        group="data",
         choices=("square", "proportional"),
     )
-    resize_method: str = option(
+    resize_method: str = data_option(
         "bilinear",
         "interpolation of resized images",
-        group="data",
         choices=("bilinear", "bicubic"),
         in_evaluation=True,
     )
-    antialias: bool = option(
+    antialias: bool = data_option(
         False,
         "antialias when downscaling, as Pillow and torchvision do, in training, evaluation and "
         "exported models; published TensorFlow recipes do not",
-        group="data",
         in_evaluation=True,
     )
-    resize_kernel: str = option(
+    resize_kernel: str = data_option(
         "auto",
         "what reads, decodes and resizes images; native: this package's ops, a batch at a time, "
         "compiled at first use by a C++ compiler; tensorflow: TensorFlow's slower ops, which make "
         "equal pixels, but without JPEG indexes, see jpeg_index; auto: native if available",
-        group="data",
         choices=("auto", "native", "tensorflow"),
         may_change_on_resume=True,
     )
-    jpeg_dct: str = option(
+    jpeg_dct: str = data_option(
         "accurate",
         "inverse DCT of JPEGs; accurate: as in Pillow; fast: cheaper, with slightly different "
         "pixels",
-        group="data",
         choices=("accurate", "fast"),
     )
-    jpeg_upsampling: str = option(
+    jpeg_upsampling: str = data_option(
         "smooth",
         "upsampling of JPEGs' chroma, which most store at half the width and height; smooth: "
         "interpolated, as in Pillow; plain: repeated, which is cheaper",
-        group="data",
         choices=("smooth", "plain"),
     )
-    jpeg_scaling: bool = option(
+    jpeg_scaling: bool = data_option(
         False,
         "decode JPEGs at 1/2, 1/4 or 1/8 of their size where that suffices for image_size: "
         "cheaper, with slightly different pixels",
-        group="data",
     )
-    jpeg_index: bool = option(
+    jpeg_index: bool = data_option(
         True,
         "decode only the blocks around the crop of JPEGs whose records have an index, as written "
         "by prepare; with resize_kernel=native; pixels at a crop's border then equal those of the "
         "whole image",
-        group="data",
     )
-    max_pixels: int = option(
+    max_pixels: int = data_option(
         178_956_970,
         "maximum height times width of images; evaluation and exported models refuse larger ones "
         "before decoding, training refuses larger PNGs (default: the limit of Pillow, and so of "
         "prepare)",
-        group="data",
         check=POSITIVE,
         may_change_on_resume=True,
     )
-    pixel_mean: tuple[float, ...] = option(
+    pixel_mean: tuple[float, ...] = data_option(
         (123.675, 116.28, 103.53),
         "means of red, green and blue, subtracted from pixels in 0..255; 0,0,0, with 1,1,1 as "
         "pixel_std, for networks that begin with preprocessing of their own",
-        group="data",
         check=Check(
             lambda value: len(value) == 3 and min(value) >= 0 and max(value) <= 255,
             "have three values in [0, 255]",
         ),
         in_evaluation=True,
     )
-    pixel_std: tuple[float, ...] = option(
+    pixel_std: tuple[float, ...] = data_option(
         (58.395, 57.12, 57.375),
         "standard deviations of red, green and blue, by which the differences are divided",
-        group="data",
         check=Check(lambda value: len(value) == 3 and min(value) > 0, "have three positive values"),
         in_evaluation=True,
     )

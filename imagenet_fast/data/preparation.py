@@ -73,15 +73,11 @@ class Preparation:
         return SizeLimit(self.max_side, self.shorter_side)
 
     def encoded(
-        self,
-        image: bytes | np.ndarray,
-        one_at_a_time: AbstractContextManager[Any] = ONE_AT_A_TIME,
+        self, image: bytes | np.ndarray, one_at_a_time: AbstractContextManager[Any] = ONE_AT_A_TIME
     ) -> EncodedImage:
-        """Returns an image as in a shard.
+        """Returns an image file, or pixels of a source, which has padded them, as in a shard.
 
-        Args:
-          image: an image file; or pixels of a source, which has padded them.
-          one_at_a_time: as :func:`~imagenet_fast.data.images.normalize_encoding`.
+        See :func:`~imagenet_fast.data.images.normalize_encoding`.
 
         Raises:
           BadImageError: it cannot be decoded or encoded.

@@ -49,14 +49,7 @@ class CorruptRecordError(UserError):
 
 
 class LostRecord(NamedTuple):
-    """A record that cannot be read.
-
-    Attributes:
-      record: its index in the shard.
-      offset: of its first byte.
-      reason: why it cannot be read.
-      shard: path of the shard.
-    """
+    """A record that cannot be read: its index, offset in bytes, the reason, the shard's path."""
 
     record: int
     offset: int
@@ -86,9 +79,6 @@ def write_records(path: str | os.PathLike[str], records: Iterable[bytes]) -> Wri
     Args:
       path: the file to create or replace. Its directory must exist.
       records: the data of each record. If iterating raises, the temporary file is removed.
-
-    Returns:
-      The number of records, the file's size and its SHA-256.
     """
     path = to_path(path)
     temporary = temporary_beside(path)

@@ -25,31 +25,16 @@ _ROUNDING, _REMAINDER = 0, 1
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Draws the images of an epoch.
+    """Draws the images of an epoch."""
 
-    Attributes:
-      classes: the class of each training image, int32 [images], in the order of the shards.
-      shares: of each class in an epoch, float64 [classes], which add up to 1.
-      seed: of the random numbers.
-    """
-
-    classes: np.ndarray
-    shares: np.ndarray
-    seed: int
+    classes: np.ndarray  # of each training image, int32 [images], in the order of the shards
+    shares: np.ndarray  # of each class in an epoch, float64 [classes], which add up to 1
+    seed: int  # of the random numbers
 
     def copies(self, epoch: tf.Tensor, total: int) -> tf.Tensor:
-        """Returns how often each image is read in an epoch, int64 [images].
-
-        Args:
-          epoch: int64 scalar.
-          total: number of images in the epoch, the sum of the copies.
-        """
+        """Returns how often each image is read in an epoch, int64 [images], ``total`` in all."""
         run = tf.random.stateless_uniform(
-            [2, 2],
-            tf.stack([tf.constant(self.seed, tf.int64), epoch]),
-            0,
-            tf.int64.max,
-            tf.int64,
+            [2, 2], tf.stack([tf.constant(self.seed, tf.int64), epoch]), 0, tf.int64.max, tf.int64
         )
         # Differences of rounded sums: each class has its share, but for 1, and their sum is right.
         start = tf.random.stateless_uniform([], run[_ROUNDING], dtype=tf.float64)

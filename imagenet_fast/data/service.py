@@ -97,9 +97,7 @@ def servers_of(servers: tuple[str, ...], pipelines: int, pipeline: int) -> tuple
 def check_servers(servers: tuple[str, ...], trial: Callable[[], tf.data.Dataset]) -> None:
     """Checks that servers are reachable and able to make batches.
 
-    Args:
-      servers: their addresses.
-      trial: returns a dataset of one element that needs everything that a server may lack.
+    ``trial`` returns a dataset of one element that needs everything that a server may lack.
 
     Raises:
       UserError: if a server is unreachable, or does not return the element in time.

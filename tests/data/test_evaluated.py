@@ -52,8 +52,8 @@ def test_rows_have_the_images_that_the_pipelines_give(
     labels = [[] for _ in range(replicas)]
     own = replicas // pipelines
     for pipeline in range(pipelines):
-        context = tf.distribute.InputContext(pipelines, pipeline, replicas)
-        batches = dataset._evaluation_batches(info, config, context, size, "validation", True)
+        host = dataset._Host(info, config, pipelines, pipeline, here=True)
+        batches = host.evaluation_batches(size, "validation")
         for number, (_, some, _) in enumerate(batches.take(found.size // replicas // size * own)):
             labels[pipeline * own + number % own].extend(some.numpy())
     expected = np.array([fields[LABEL][0] for fields in records] + [-1])  # padding

@@ -1,7 +1,9 @@
 """Augmentation of training images: shift, flip, colour changes, cutout, random erasing.
 
-Random numbers are drawn first, for a batch of images at once; the augmentations are deterministic
-functions of an image and these numbers. Images are uint8 or float32 [height, width, 3] in 0..255.
+Random numbers are drawn first, for a batch of images at once: for their identities, int64
+[images, 3], see :func:`stateless_random.uniform`. The augmentations are deterministic functions of
+an image and these numbers. Images are uint8 or float32 [height, width, 3] in 0..255; float32 ones
+are returned without clipping.
 """
 
 from __future__ import annotations
@@ -20,8 +22,7 @@ Changes = dict[str, tf.Tensor]
 # digits of fb.resnet.torch.
 _EIGENVALUES = np.array([0.2175, 0.0188, 0.0045], np.float32)
 _EIGENVECTORS = np.array(
-    [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]],
-    np.float32,
+    [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]], np.float32
 )
 _ERASE_ATTEMPTS = 10
 _ERASED_AREAS = (0.02, 0.33)
@@ -32,14 +33,10 @@ _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 def draw_changes(identities: tf.Tensor, options: AugmentationOptions) -> Changes:
-    """Draws the augmentation of training images.
-
-    Args:
-      identities: int64 [images, 3], as for :func:`stateless_random.uniform`.
-      options: selects the augmentations.
+    """Draws the augmentation that ``options`` select.
 
     Returns:
-      The arguments of :func:`augment` for each image, by name: [images, ...].
+      The changes that :func:`augment` makes in each image, by name: [images, ...].
     """
     changes = {}
     if options.train_crop == "pad":
@@ -98,10 +95,6 @@ def draw_erased(identities: tf.Tensor, options: AugmentationOptions) -> tf.Tenso
     The area is uniform in .02 to .33 of the image, the ratio of height to width log-uniform in .3
     to 3.3. Of ten boxes, the first that is smaller than the image is used.
 
-    Args:
-      identities: int64 [images, 3], as for :func:`stateless_random.uniform`.
-      options: gives the probability, ``random_erasing``, and ``image_size``.
-
     Returns:
       int32 [images, 4]: top, left, height and width; the height is 0 if nothing is erased.
     """
@@ -133,7 +126,7 @@ def augment(image: tf.Tensor, changes: Changes, options: AugmentationOptions) ->
     Args:
       image: uint8 [height, width, 3].
       changes: the image's part of the result of :func:`draw_changes`.
-      options: gives the padding of a shift and the side of a cutout.
+      options: those with which it was drawn.
 
     Returns:
       uint8, clipped to 0..255, of the image's shape.
@@ -170,7 +163,7 @@ def shift(image: tf.Tensor, margin: int, corner: tf.Tensor, border: str = "zeros
     """Returns a crop, of the image's size, of the padded image.
 
     Args:
-      image: [height, width, 3].
+      image: the image.
       margin: width of the padding at each side, in pixels.
       corner: int32 [2]: top and left of the crop in the padded image, at most twice the margin.
       border: padding: ``zeros``, or ``reflect`` for the image reflected at its border.
@@ -202,10 +195,7 @@ def cut_out(images: tf.Tensor, corners: tf.Tensor, options: AugmentationOptions)
 def erase(image: tf.Tensor, box: tf.Tensor, options: AugmentationOptions) -> tf.Tensor:
     """Fills a box of an image with the mean colour, as torchvision's ``RandomErasing``.
 
-    Args:
-      image: uint8 [height, width, 3].
-      box: int32 [4]: top, left, height and width.
-      options: gives ``pixel_mean``.
+    The box is int32 [4]: top, left, height and width.
     """
     top, left, height, width = tf.unstack(box)
     rows, columns = tf.range(tf.shape(image)[0]) - top, tf.range(tf.shape(image)[1]) - left
@@ -224,12 +214,7 @@ def color_jitter(image: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
     Each is a blend of the image with, respectively, black, its mean grey and its greys. The order,
     random in fb.resnet.torch, does not matter, because pixels are not clipped in between.
 
-    Args:
-      image: float32 [height, width, 3].
-      factors: float32 [3], the weight of the image in each blend.
-
-    Returns:
-      float32 [height, width, 3], not clipped.
+    ``factors``, float32 [3], are the weights of the image in the blends.
     """
     brightness, contrast, saturation = tf.unstack(factors)
     grey = tf.tensordot(image, _LUMA, 1)[..., tf.newaxis]
@@ -244,12 +229,9 @@ def change_light(images: tf.Tensor, changes: tf.Tensor, options: AugmentationOpt
     Normalized pixels x become ``factor * (x + shift)``.
 
     Args:
-      images: float32 [images, height, width, 3], in 0..255.
+      images: float32 [images, height, width, 3].
       changes: float32 [images, 2], the shift and the factor.
       options: gives ``pixel_mean`` and ``pixel_std``.
-
-    Returns:
-      float32 [images, height, width, 3], not clipped.
     """
     mean, std = tf.constant(options.pixel_mean), tf.constant(options.pixel_std)
     shifts, factors = tf.split(changes[:, tf.newaxis, tf.newaxis], 2, axis=-1)
@@ -259,12 +241,7 @@ def change_light(images: tf.Tensor, changes: tf.Tensor, options: AugmentationOpt
 def shift_chroma(image: tf.Tensor, shifts: tf.Tensor) -> tf.Tensor:
     """Adds to Cb and Cr, as tensorflow/tpu's AmoebaNet does beside changing the brightness.
 
-    Args:
-      image: float32 [height, width, 3], in 0..255.
-      shifts: float32 [2], of Cb and Cr, in units of the full range.
-
-    Returns:
-      float32 [height, width, 3], not clipped.
+    ``shifts``, float32 [2], are those of Cb and Cr, in units of the full range.
     """
     return image + 255 * tf.linalg.matvec(_RGB_OF_CHROMA, shifts)
 
@@ -272,11 +249,6 @@ def shift_chroma(image: tf.Tensor, shifts: tf.Tensor) -> tf.Tensor:
 def lighting(image: tf.Tensor, amounts: tf.Tensor) -> tf.Tensor:
     """Adds a colour, a combination of the principal components of ImageNet's colours.
 
-    Args:
-      image: float32 [height, width, 3].
-      amounts: float32 [3], of each component, in units of its eigenvalue.
-
-    Returns:
-      float32 [height, width, 3], not clipped.
+    ``amounts``, float32 [3], are those of the components, in units of their eigenvalues.
     """
     return image + 255 * tf.linalg.matvec(_EIGENVECTORS, amounts * _EIGENVALUES)

@@ -12,6 +12,8 @@ image are grey.
 TrivialAugment (Müller and Hutter 2021, "TrivialAugment: Tuning-free Yet State-of-the-Art Data
 Augmentation"): one of the same operations at one of 31 strengths, both chosen uniformly, with wider
 ranges. As in torchvision's ``TrivialAugmentWide``, pixels from outside of the image are black.
+
+Operations are drawn for identities, int64 [images, 3], see :func:`stateless_random.uniform`.
 """
 
 from __future__ import annotations
@@ -47,12 +49,7 @@ TRIVIAL_AUGMENT = operations(
 def draw_rand_augment(
     identities: tf.Tensor, layers: int, magnitude: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Draws RandAugment's operations.
-
-    Args:
-      identities: int64 [images, 3], as for :func:`stateless_random.uniform`.
-      layers: number of operations per image.
-      magnitude: in 0..10.
+    """Draws RandAugment's operations: ``layers`` per image, of a magnitude in 0..10.
 
     Returns:
       ``(numbers, strengths)``: int32 [images, layers], indices in :data:`RAND_AUGMENT`, and float32
@@ -67,9 +64,6 @@ def draw_rand_augment(
 
 def draw_trivial_augment(identities: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Draws TrivialAugment's operations.
-
-    Args:
-      identities: int64 [images, 3], as for :func:`stateless_random.uniform`.
 
     Returns:
       ``(numbers, strengths)``: int32 [images, 1], indices in :data:`TRIVIAL_AUGMENT`, and float32

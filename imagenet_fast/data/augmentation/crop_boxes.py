@@ -1,4 +1,8 @@
-"""Crop boxes for training and evaluation, for a batch of images at once, from their sizes."""
+"""Crop boxes for training and evaluation, for a batch of images at once, from their sizes.
+
+Sizes are int32 [images, 2], heights and widths; boxes are int32 [images, 4]: top, left, height and
+width.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +25,7 @@ def training_crop_boxes(
 ) -> tf.Tensor:
     """Returns the crop boxes of training images by ``options.train_crop``.
 
-    Args:
-      sizes: int32 [images, 2], heights and widths.
-      identities: int64 [images, 3], the keys of :func:`stateless_random.uniform`.
-      options: gives ``train_crop`` and its options.
-
-    Returns:
-      int32 [images, 4]: top, left, height and width.
+    They are drawn for identities, int64 [images, 3], the keys of :func:`stateless_random.uniform`.
     """
     draw_boxes = _DRAW_BOXES.get(options.train_crop)
     if not draw_boxes:
@@ -38,7 +36,7 @@ def training_crop_boxes(
 
 
 def evaluation_crop_boxes(sizes: tf.Tensor, options: PixelOptions) -> tf.Tensor:
-    """Returns evaluation's central crops, int32 [images, 4]: top, left, height, width."""
+    """Returns evaluation's central crops."""
     if options.eval_crop == "proportional":
         return _proportional_centres(sizes, options.eval_crop_fraction)
     return _centre_squares(sizes, options.eval_crop_fraction)
@@ -55,11 +53,6 @@ def _random_resized_boxes(
 
     fb.resnet.torch, the code base of Goyal et al. 2017, draws the aspect ratio uniformly instead,
     and inverts it with probability 1/2.
-
-    Args:
-      sizes: int32 [images, 2].
-      numbers: four of float32 [images, attempts].
-      options: gives ``crop_min_area``.
     """
     areas, ratios, tops, lefts = numbers
     height, width = tf.unstack(tf.cast(sizes[:, tf.newaxis], tf.float32), axis=-1)
@@ -85,11 +78,6 @@ def _inception_boxes(
     whatever ``options.crop_min_area`` is: those code bases set ``min_object_covered=0.1`` and use
     the whole image as the object (MLPerf: if it has no bounding box). If all
     ``options.crop_attempts`` fail, the box is evaluation's (MLPerf: the whole image).
-
-    Args:
-      sizes: int32 [images, 2].
-      numbers: four of float32 [images, attempts].
-      options: gives ``crop_min_area``, and what evaluation crops.
     """
     ratios, fractions, tops, lefts = numbers
     height, width = tf.unstack(tf.cast(sizes[:, tf.newaxis], tf.float32), axis=-1)
@@ -120,6 +108,7 @@ def _inception_boxes(
     return tf.where(failed, fallback, chosen)
 
 
+# Functions of the sizes, of four random numbers, float32 [images, attempts], and of the options.
 _DRAW_BOXES = {"random_resized": _random_resized_boxes, "inception": _inception_boxes}
 
 
@@ -147,12 +136,9 @@ def place_boxes(
 
 
 def first_that_fits(boxes: tf.Tensor, fits: tf.Tensor, fallback: tf.Tensor) -> tf.Tensor:
-    """Returns each image's first box that fits, int32 [images, 4].
+    """Returns each image's first of ``boxes``, int32 [images, attempts, 4], that ``fits``.
 
-    Args:
-      boxes: boxes, int32 [images, attempts, 4].
-      fits: bool [images, attempts].
-      fallback: int32 [images, 4], for images with no box that fits.
+    ``fallback`` has the boxes, int32 [images, 4], for images with none that fits.
     """
     first = tf.argmax(tf.cast(fits, tf.int32), axis=1)
     chosen = tf.gather(boxes, first, axis=1, batch_dims=1)

@@ -44,12 +44,8 @@ def operations(
     def enhanced(change: Operation) -> Operation:
         return lambda image, strength: change(image, 1 + enhancement * strength)
 
-    def moved(move: Callable[..., tf.Tensor], axis: int) -> Operation:
-        def change(image: tf.Tensor, strength: tf.Tensor) -> tf.Tensor:
-            side = tf.cast(tf.shape(image)[axis], tf.float32)
-            return move(image, pixels(strength, side), fill)
-
-        return change
+    def shift(image: tf.Tensor, strength: tf.Tensor, axis: int) -> tf.Tensor:
+        return pixels(strength, tf.cast(tf.shape(image)[axis], tf.float32))
 
     def posterized(image: tf.Tensor, strength: tf.Tensor) -> tf.Tensor:
         return posterize(image, 8 - tf.round(bits * tf.abs(strength)))
@@ -65,18 +61,20 @@ def operations(
         "contrast": enhanced(contrast),
         "brightness": enhanced(brightness),
         "sharpness": enhanced(sharpness),
-        "shear_x": lambda image, strength: shear_x(image, slope * strength, fill),
-        "shear_y": lambda image, strength: shear_y(image, slope * strength, fill),
-        "translate_x": moved(translate_x, axis=1),
-        "translate_y": moved(translate_y, axis=0),
+        # To the left or up if positive; shears by the distance from the top or the left side.
+        "shear_x": lambda image, strength: _transform(image, fill, x=[1.0, slope * strength, 0.0]),
+        "shear_y": lambda image, strength: _transform(image, fill, y=[slope * strength, 1.0, 0.0]),
+        "translate_x": lambda image, strength: _transform(
+            image, fill, x=[1.0, 0.0, shift(image, strength, axis=1)]
+        ),
+        "translate_y": lambda image, strength: _transform(
+            image, fill, y=[0.0, 1.0, shift(image, strength, axis=0)]
+        ),
     }
 
 
 def apply(
-    image: tf.Tensor,
-    numbers: tf.Tensor,
-    strengths: tf.Tensor,
-    operations: Mapping[str, Operation],
+    image: tf.Tensor, numbers: tf.Tensor, strengths: tf.Tensor, operations: Mapping[str, Operation]
 ) -> tf.Tensor:
     """Applies operations to an image, one after another.
 
@@ -85,9 +83,6 @@ def apply(
       numbers: int32 [layers], indices in ``operations``.
       strengths: float32 [layers], in [-1, 1].
       operations: the operations to choose from, by name.
-
-    Returns:
-      uint8, of the image's shape.
     """
     for number, strength in zip(tf.unstack(numbers), tf.unstack(strengths)):
         branches = [functools.partial(each, image, strength) for each in operations.values()]
@@ -167,27 +162,7 @@ def rotate(image: tf.Tensor, degrees: tf.Tensor, fill: float) -> tf.Tensor:
     cosine, sine = tf.cos(degrees * math.pi / 180), tf.sin(degrees * math.pi / 180)
     y, x = tf.unstack(tf.cast(tf.shape(image)[:2], tf.float32) / 2)
     rows = [cosine, -sine, x - cosine * x + sine * y], [sine, cosine, y - sine * x - cosine * y]
-    return _transform(image, *rows, fill)
-
-
-def shear_x(image: tf.Tensor, slope: tf.Tensor, fill: float) -> tf.Tensor:
-    """Moves each row to the left by ``slope`` times its distance from the top."""
-    return _transform(image, [1.0, slope, 0.0], [0.0, 1.0, 0.0], fill)
-
-
-def shear_y(image: tf.Tensor, slope: tf.Tensor, fill: float) -> tf.Tensor:
-    """Moves each column up by ``slope`` times its distance from the left side."""
-    return _transform(image, [1.0, 0.0, 0.0], [slope, 1.0, 0.0], fill)
-
-
-def translate_x(image: tf.Tensor, pixels: tf.Tensor, fill: float) -> tf.Tensor:
-    """Moves the image to the left."""
-    return _transform(image, [1.0, 0.0, pixels], [0.0, 1.0, 0.0], fill)
-
-
-def translate_y(image: tf.Tensor, pixels: tf.Tensor, fill: float) -> tf.Tensor:
-    """Moves the image up."""
-    return _transform(image, [1.0, 0.0, 0.0], [0.0, 1.0, pixels], fill)
+    return _transform(image, fill, *rows)
 
 
 def _rows(image: tf.Tensor) -> tf.Tensor:
@@ -209,15 +184,20 @@ def _blend(plain: tf.Tensor, image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.clip_by_value(blended, 0, 255), tf.uint8)
 
 
-def _transform(image: tf.Tensor, x: Sequence[Any], y: Sequence[Any], fill: float) -> tf.Tensor:
+def _transform(
+    image: tf.Tensor,
+    fill: float,
+    x: Sequence[Any] = (1.0, 0.0, 0.0),
+    y: Sequence[Any] = (0.0, 1.0, 0.0),
+) -> tf.Tensor:
     """Applies an affine transformation to an image.
 
     Args:
       image: uint8 [height, width, 3].
+      fill: value of pixels from outside of the image.
       x: coefficients of the source's x as a linear function of the output's (x, y, 1), where
         pixels' centres are at half-integers.
       y: likewise of the source's y.
-      fill: value of pixels from outside of the image.
     """
     # In TensorFlow's op, centres are at integers.
     x_offset = x[2] + (x[0] + x[1] - 1) / 2

@@ -14,9 +14,8 @@ from imagenet_fast.base.option import (
     PROBABILITY,
     Check,
     OnlyIf,
-    option,
 )
-from imagenet_fast.data.pixel_options import PixelOptions
+from imagenet_fast.data.pixel_options import PixelOptions, data_option
 
 _Options = TypeVar("_Options", bound="AugmentationOptions")
 
@@ -29,127 +28,109 @@ def _are_layers(count: float, magnitude: float) -> bool:
 class AugmentationOptions(PixelOptions):
     """Random changes of training images."""
 
-    train_crop: str = option(
+    train_crop: str = data_option(
         "random_resized",
         "crop of training images; random_resized: of random area and aspect ratio, as in "
         "torchvision; inception: likewise with TensorFlow's distribution, as in recipes for TPUs "
         "and MLPerf; pad: of random position in the padded image; none: the centre crop of "
         "evaluation",
-        group="data",
         choices=("random_resized", "inception", "pad", "none"),
     )
-    crop_min_area: float = option(
+    crop_min_area: float = data_option(
         0.08,
         "minimum area of random_resized and inception crops, as a fraction of the image; at least "
         "0.1 for inception",
-        group="data",
         check=FRACTION,
         only_if=OnlyIf("train_crop", ("random_resized", "inception")),
     )
-    crop_attempts: int = option(
+    crop_attempts: int = data_option(
         10,
         "maximum number of random_resized or inception crops drawn until one fits into the image; "
         "then the centre is cropped",
-        group="data",
         check=POSITIVE,
         only_if=OnlyIf("train_crop", ("random_resized", "inception")),
     )
-    crop_padding: int = option(
+    crop_padding: int = data_option(
         4,
         "pixels added at each side by train_crop=pad",
-        group="data",
         check=NOT_NEGATIVE,
         only_if=OnlyIf("train_crop", ("pad",)),
     )
-    crop_border: str = option(
+    crop_border: str = data_option(
         "zeros",
         "padding by train_crop=pad; zeros; reflect: the image reflected at its border",
-        group="data",
         choices=("zeros", "reflect"),
         only_if=OnlyIf("train_crop", ("pad",)),
     )
-    flip: bool = option(
-        True, "flip training images horizontally with probability 1/2", group="data"
-    )
-    cutout: int = option(
+    flip: bool = data_option(True, "flip training images horizontally with probability 1/2")
+    cutout: int = data_option(
         0,
         "cutout: side in pixels of a square at a random position in each training image that is "
         "filled with pixel_mean; 0: none",
-        group="data",
         check=NOT_NEGATIVE,
     )
-    color_jitter: float = option(
+    color_jitter: float = data_option(
         0.0,
         "strength of random changes of brightness, contrast and saturation (0.4 in "
         "fb.resnet.torch); 0: none",
-        group="data",
         check=BELOW_ONE,
     )
-    brightness: float = option(
+    brightness: float = data_option(
         0.0,
         "random change of brightness: a number up to this one is added to or subtracted from all "
         "normalized pixels of a training image; 0: none",
-        group="data",
         check=NOT_NEGATIVE,
     )
-    contrast: float = option(
+    contrast: float = data_option(
         0.0,
         "random change of contrast, after brightness: normalized pixels of a training image are "
         "multiplied by 1 plus or minus up to this number; 0: none",
-        group="data",
         check=BELOW_ONE,
     )
-    chroma: float = option(
+    chroma: float = data_option(
         0.0,
         "random change of colour: a number up to this one, of 1 for the full range, is added to or "
         "subtracted from Cb, and another from Cr, of all pixels of a training image (0.1 in "
         "tensorflow/tpu's AmoebaNet); 0: none",
-        group="data",
         check=BELOW_ONE,
     )
-    lighting: float = option(
+    lighting: float = data_option(
         0.0,
         "standard deviation of AlexNet's PCA lighting noise (0.1 in fb.resnet.torch); 0: none",
-        group="data",
         check=NOT_NEGATIVE,
     )
-    rand_augment: tuple[float, ...] = option(
+    rand_augment: tuple[float, ...] = data_option(
         (),
         "RandAugment: number of random operations for each training image and their magnitude, "
         "from 0 to 10, the maximum of AutoAugment (2,9 in the paper for ResNet-50); empty: none",
-        group="data",
         check=Check(
             lambda value: not value or (len(value) == 2 and _are_layers(*value)),
             "be a positive number of operations and a magnitude in [0, 10], as 2,9",
         ),
     )
-    trivial_augment: bool = option(
+    trivial_augment: bool = data_option(
         False,
         "TrivialAugment: one random operation of random strength for each training image, from "
         "torchvision's wide ranges",
-        group="data",
     )
-    random_erasing: float = option(
+    random_erasing: float = data_option(
         0.0,
         "random erasing, as in torchvision: probability that a box of 2% to 33% of a training "
         "image's area is filled with pixel_mean; 0: none",
-        group="data",
         check=PROBABILITY,
     )
-    mixup_alpha: float = option(
+    mixup_alpha: float = data_option(
         0.0,
         "mixup: blend each training image and its label with another's of the same micro-batch of "
         "a replica, with a weight drawn from Beta(alpha, alpha) (0.2 in the paper for ImageNet); "
         "0: none",
-        group="data",
         check=NOT_NEGATIVE,
     )
-    cutmix_alpha: float = option(
+    cutmix_alpha: float = data_option(
         0.0,
         "CutMix: paste a box of another training image, as mixup's, of an area drawn from "
         "Beta(alpha, alpha), and blend the labels by area (1 in the paper); with mixup_alpha, each "
         "is used for half of the images; 0: none",
-        group="data",
         check=NOT_NEGATIVE,
     )
 

@@ -83,12 +83,7 @@ def permuted(
 
 
 def splitmix64(states: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
-    """Returns numbers of SplitMix64 sequences, uint64.
-
-    Args:
-      states: initial states, uint64.
-      indices: indices of the numbers in the sequences, uint64.
-    """
+    """Returns the numbers at some indices of SplitMix64 sequences with initial states: uint64."""
     return _mix(states + (indices + 1) * tf.constant(_GOLDEN, tf.uint64))
 
 

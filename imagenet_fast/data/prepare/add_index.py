@@ -25,11 +25,10 @@ from imagenet_fast.data.jpeg.image_ops import load_image_ops
 from imagenet_fast.data.jpeg.index import LEAST_PIXELS, index_file
 from imagenet_fast.data.manifest import JOURNAL, Manifest, Shard
 from imagenet_fast.data.prepare.job import local_directory
-from imagenet_fast.data.prepare.journal import lock, unwritable
+from imagenet_fast.data.prepare.journal import lock, writing
 
 _SUFFIX = manifests.INDEXED_SUFFIX
 _LOCK = ".add_index.lock"
-_SPLITS = ("train", "validation", "test")
 
 
 class Added(NamedTuple):
@@ -121,7 +120,9 @@ class _Indexer:
                 f"{directory}: is unfinished: rerun the `imagenet-fast prepare` command that began "
                 "it"
             )
-        found = (path.name for split in _SPLITS for path in directory.glob(f"{split}-*-of-*"))
+        found = (
+            path.name for split in manifests.SPLITS for path in directory.glob(f"{split}-*-of-*")
+        )
         self.files = sorted(name for name in found if not name.endswith(_SUFFIX))
         if not self.files:
             raise _no_shards(directory)
@@ -129,7 +130,7 @@ class _Indexer:
     def rewrite(self, file: str) -> None:
         """Rewrites a shard."""
         path, rewritten = self._directory / file, self._directory / f"{file}{_SUFFIX}"
-        try:
+        with writing(path):
             self._recover(path, rewritten)
             counts = [0, 0]
             sizes: list[int] = []
@@ -149,8 +150,6 @@ class _Indexer:
                 # is complete.
                 self._update_manifest(Shard(file, *written))
                 rewritten.replace(path)
-        except OSError as error:
-            raise unwritable(path, error) from error
 
     def finish(self) -> None:
         """Records in the manifest that all shards are indexed, and updates ``data.npz``."""
@@ -158,11 +157,9 @@ class _Indexer:
             source = {**self._manifest.source, "jpeg_index": True}
             done = dataclasses.replace(self._manifest, source=source, unindexed=self.unindexed)
             sizes = [self._record_bytes[file] for file in self.files]
-            try:
+            with writing(self._directory / manifests.FILE):
                 metadata.update_record_bytes(self._old_manifest, done, sizes, self._directory)
                 manifests.write_manifest(done, self._directory)
-            except OSError as error:
-                raise unwritable(self._directory / manifests.FILE, error) from error
 
     def _recover(self, path: Path, rewritten: Path) -> None:
         """Checks a shard; replaces it if an interrupted run had finished its new version."""

@@ -51,9 +51,7 @@ def is_progressive(image: EncodedImage) -> bool:
 def to_baseline(image: EncodedImage, jpegtran: str) -> EncodedImage:
     """Returns a JPEG with the same pixels and metadata, in one Huffman-coded scan.
 
-    Args:
-      image: a JPEG.
-      jpegtran: path of the program.
+    ``jpegtran`` is the path of the program.
 
     Returns:
       The new image, or the same one if ``jpegtran`` finds it damaged, or if the pixels would

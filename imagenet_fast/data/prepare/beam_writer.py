@@ -38,7 +38,7 @@ from imagenet_fast.data.prepare.image_limit import ImageLimit
 from imagenet_fast.data.prepare.journal import Done, leave, left_path, read_left
 from imagenet_fast.data.prepare.plan import TASKS, Task
 from imagenet_fast.data.prepare.shard_maker import ShardMaker
-from imagenet_fast.data.prepare.shard_writer import check_skipped, progress_bar, use_one_core
+from imagenet_fast.data.prepare.shard_writer import Finish, Release, Writer, use_one_core
 from imagenet_fast.data.prepare.sources import ListedFile, Source
 
 _SECONDS_BETWEEN_LOOKS = 1.0  # at the files that workers leave
@@ -95,53 +95,45 @@ def parse_options(text: str) -> beam.Pipeline:
         raise UserError(f"pipeline_options: {reason}") from None
 
 
-class BeamWriter:
-    """Writes shards by a pipeline of Beam; see ``shard_writer.Writer``."""
+class BeamWriter(Writer):
+    """Writes shards by a pipeline of Beam."""
 
     def __init__(
         self, maker: ShardMaker, pipeline_options: str, bad_limit: ImageLimit, progress: bool
     ) -> None:
-        self._maker = maker
+        super().__init__(maker, bad_limit, progress)
         self._pipeline_options = pipeline_options
-        self._bad_limit = bad_limit
-        self._progress = progress
 
-    def run(
-        self,
-        tasks: list[Task],
-        done: list[Done],
-        finish: Callable[[Done], None],
-        release: Callable[[], None],
-    ) -> None:
+    def run(self, tasks: list[Task], done: list[Done], finish: Finish, release: Release) -> None:
         """As ``Writer``, but nothing is forked."""
-        source, directory = self._maker.source, self._maker.directory
+        source, directory = self.maker.source, self.maker.directory
         skipped = [image for shard in done for image in shard.skipped]
-        check_skipped(source, self._bad_limit, skipped)
+        self.check_skipped(skipped)
         if not tasks:
             return
         missing = {task.file: task for task in tasks}
-        pause = _SECONDS_BETWEEN_LOOKS
-        if not is_local(directory):
-            pause = _SECONDS_BETWEEN_LOOKS_INTO_BUCKETS
+        in_bucket = not is_local(directory)
+        pause = _SECONDS_BETWEEN_LOOKS_INTO_BUCKETS if in_bucket else _SECONDS_BETWEEN_LOOKS
         with _tasks_file(source, directory, tasks) as (path, places):
             pipeline = parse_options(self._pipeline_options)
-            step = _MakeShard(source.opener(), str(directory), self._maker.job, str(path))
+            step = _MakeShard(source.opener(), str(directory), self.maker.job, str(path))
             _ = pipeline | beam.Create(places, reshuffle=True) | "make shards" >> beam.ParDo(step)
             with (
-                _running(pipeline) as job,
-                progress_bar(source, tasks, done, self._progress) as bar,
+                _running(pipeline) as (thread, errors),
+                self.progress_bar(tasks, done) as bar,
             ):
                 running = True
                 while running:
-                    running = job.wait(pause)  # before looking: nothing comes after it has ended
+                    thread.join(pause)  # before looking: nothing comes after it has ended
+                    running = thread.is_alive() and not errors
                     for found in _left(directory, missing, look_up=not running):
                         del missing[found.shard.file]
                         finish(found)
                         skipped += found.skipped
                         bar.update(found.images)
-                    check_skipped(source, self._bad_limit, skipped)
-        if job.errors:
-            raise _explained(source, job.errors[0])
+                    self.check_skipped(skipped)
+        if errors:
+            raise _explained(source, errors[0])
         if missing:
             raise UserError(
                 f"{source.name}: Apache Beam has ended without {counted(len(missing), 'shard')}: "
@@ -189,57 +181,42 @@ def _left(directory: Path, missing: dict[str, Task], look_up: bool) -> Iterator[
                     yield done
 
 
-class _Job:
-    """A pipeline that runs in a thread: some runners return from ``run`` only at its end.
-
-    Attributes:
-      errors: of the pipeline, and of Beam's threads: the local runner does not notice that a
-        process has ended, and would wait for it for ever.
-    """
-
-    def __init__(self, pipeline: beam.Pipeline) -> None:
-        self.errors: list[BaseException] = []
-        self.result: Any = None
-        self._pipeline = pipeline
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def wait(self, seconds: float) -> bool:
-        """Waits for the end; returns whether it still runs after some seconds."""
-        self._thread.join(seconds)
-        return self.is_running and not self.errors
-
-    @property
-    def is_running(self) -> bool:
-        """Whether its thread still runs."""
-        return self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
-            self.result = self._pipeline.run()
-            self.result.wait_until_finish()
-        except BaseException as error:
-            self.errors.append(error)
-
-
 @contextlib.contextmanager
-def _running(pipeline: beam.Pipeline) -> Iterator[_Job]:
-    """Runs a pipeline, without Beam's messages, and cancels it if the context ends before."""
+def _running(pipeline: beam.Pipeline) -> Iterator[tuple[threading.Thread, list[BaseException]]]:
+    """Runs a pipeline, without Beam's messages, and cancels it if the context ends before.
+
+    Yields:
+      A thread that runs it, as some runners return from ``run`` only at its end; and the errors of
+      the pipeline and of Beam's threads: the local runner does not notice that a process has ended,
+      and would wait for it for ever.
+    """
     log, hook = logging.getLogger("apache_beam"), threading.excepthook
     level = log.level
     log.setLevel(logging.CRITICAL)
     os.environ[_LAUNCHER] = str(os.getpid())
-    job = _Job(pipeline)
-    threading.excepthook = lambda arguments: job.errors.append(
+    errors: list[BaseException] = []
+    result: Any = None
+
+    def run() -> None:
+        nonlocal result
+        try:
+            result = pipeline.run()
+            result.wait_until_finish()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    threading.excepthook = lambda arguments: errors.append(
         arguments.exc_value or RuntimeError("a thread of Apache Beam ended")
     )
     try:
-        yield job
+        yield thread, errors
     finally:
         del os.environ[_LAUNCHER]
-        if job.is_running:  # after an error; what its threads still say is not heard
+        if thread.is_alive():  # after an error; what its threads still say is not heard
             with contextlib.suppress(Exception):  # not all runners can
-                job.result.cancel()
+                result.cancel()
         else:
             threading.excepthook = hook
             log.setLevel(level)
@@ -257,14 +234,7 @@ def _explained(source: Source, error: BaseException) -> UserError:
 
 
 class _MakeShard(beam.DoFn):  # type: ignore[misc]
-    """Makes the shard at each place of a file of tasks.
-
-    Args:
-      opener: of the source.
-      directory: of the shards.
-      job: as in the manifest's ``source``.
-      tasks: path of the file.
-    """
+    """Makes the shard at each place of a file of ``tasks``, for a job and its directory."""
 
     def __init__(self, opener: Opener, directory: str, job: dict[str, Any], tasks: str) -> None:
         self._opener = opener

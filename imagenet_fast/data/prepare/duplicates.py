@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,19 +18,11 @@ from imagenet_fast.data.prepare.similar_hashes import Pairs, equal_pairs, simila
 FILE = "duplicates.jsonl"
 
 _MAX_LINES = 10_000
+_KEYS = ("split", "class", "file", "shard", "record")  # of an Image in JSON
 
 
 class Image(NamedTuple):
-    """An image in a shard.
-
-    Attributes:
-      split: ``train``, ``validation`` or ``test``.
-      label: name of the class, or names of several.
-      file: name of the file in the source.
-      shard: name of the shard.
-      record: index of the record in the shard.
-      data: the encoded image.
-    """
+    """An encoded image in a shard, with the names of its class, or of several, and of its file."""
 
     split: str
     label: str
@@ -43,14 +35,9 @@ class Image(NamedTuple):
 class Images:
     """Random access to the images of a prepared data set, by their index in ``rows``.
 
-    Args:
+    Attributes:
       manifest: of the data set.
       rows: the images' metadata, [images], of dtype ``metadata.row_type``.
-      directory: of the shards.
-
-    Attributes:
-      manifest: as given.
-      rows: as given.
       splits: index of each image's split in the manifest, int64 of shape (images,).
     """
 
@@ -165,21 +152,8 @@ def duplicates_as_json_lines(found: FoundDuplicates, images: Images) -> str:
         if duplicates is None:
             continue
         pairs = duplicates.pairs
-        for first, second, distance in zip(
-            pairs.first[:_MAX_LINES].tolist(),
-            pairs.second[:_MAX_LINES].tolist(),
-            pairs.distance[:_MAX_LINES].tolist(),
-        ):
-            both = [_as_json(images.read(index)) for index in (first, second)]
+        columns = (pairs.first, pairs.second, pairs.distance)
+        for *indices, distance in zip(*(column[:_MAX_LINES].tolist() for column in columns)):
+            both = [dict(zip(_KEYS, images.read(index))) for index in indices]
             lines.append(json.dumps({"equal_files": equal, "distance": distance, "images": both}))
     return "".join(f"{line}\n" for line in lines)
-
-
-def _as_json(image: Image) -> dict[str, Any]:
-    return {
-        "split": image.split,
-        "class": image.label,
-        "file": image.file,
-        "shard": image.shard,
-        "record": image.record,
-    }

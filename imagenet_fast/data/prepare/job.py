@@ -32,7 +32,7 @@ from imagenet_fast.data.prepare.journal import (
     check_same_job,
     left_path,
     read_job,
-    unwritable,
+    writing,
 )
 from imagenet_fast.data.prepare.plan import Assignment, Task
 from imagenet_fast.data.prepare.shard_maker import ShardMaker
@@ -43,7 +43,6 @@ from imagenet_fast.data.prepare.sources import Source
 _CONVERTER_VERSIONS = {"jpeg": 3, "png": 4}
 
 RUNNERS = ("local", "beam")
-_SPLITS = ("train", "validation", "test")
 _NAMED = 5  # classes in warnings
 # The parts of a job that may differ when it resumes, if the source's files may have changed.
 _CHANGING = ("images", "fingerprint")
@@ -152,19 +151,14 @@ def prepare(
         else ShardWriter(maker, threads or cpu_cores(), bad_limit, progress)
     )
     if (directory / manifests.FILE).exists():
-        return _repair(writer, source, assignment, job, directory)
+        return _repair(writer, assignment)
     _check_no_foreign_shards(directory)
-    return _convert(writer, source, assignment, job, directory)
+    return _convert(writer, assignment)
 
 
-def _convert(
-    writer: Writer,
-    source: Source,
-    assignment: Assignment | None,
-    job: dict[str, Any],
-    directory: Path,
-) -> Manifest:
+def _convert(writer: Writer, assignment: Assignment | None) -> Manifest:
     """Writes the shards that the journal lacks, and then the metadata and the manifest."""
+    source, directory, job = writer.maker.source, writer.maker.directory, writer.maker.job
     planned = set(prepare_plan.shard_names(job["shards"]))
     with Journal(directory, job, free=_CHANGING if assignment else ()) as journal:
         if assignment is not None and set(assignment) != planned:
@@ -179,7 +173,7 @@ def _convert(
             and (source.multi_label or sum(done.class_counts) == done.shard.examples)
             and not manifests.size_problem(done.shard, directory / done.shard.file)
         }
-        tasks, keep_plan = _plan(source, assignment, written, journal, job, directory)
+        tasks, keep_plan = _plan(writer.maker, assignment, written, journal)
         digests = {task.file: task.digest for task in tasks}
         valid = {file: done for file, done in written.items() if done.digest == digests[file]}
 
@@ -193,13 +187,11 @@ def _convert(
         _remove_unfinished(directory, planned)  # of workers elsewhere that died
         manifest = _summarize(source, job, [valid[task.file] for task in tasks])
         packed = {done.shard.file: done.metadata for done in valid.values()}
-        try:
+        with writing(directory / manifests.FILE):
             metadata.write_metadata(manifest, packed, directory)
             if not keep_plan:
-                prepare_plan.remove_assignment(directory)
+                (directory / prepare_plan.FILE).unlink(missing_ok=True)
             manifests.write_manifest(manifest, directory)
-        except OSError as error:
-            raise unwritable(directory / manifests.FILE, error) from error
         journal.remove()
     return manifest
 
@@ -267,19 +259,12 @@ def check_choices(encoding: str, exif: str) -> None:
 def _preparation(
     source: Source, encoding: str, max_side: int | None, shorter_side: int | None, exif: str
 ) -> Preparation:
-    if max_side is not None and shorter_side is not None:
-        raise UserError("max_side and shorter_side: give one of both")
     for name, value in {"max_side": max_side, "shorter_side": shorter_side}.items():
         if value is not None and value < 1:
             raise UserError(f"{name} is {value}, but must be at least 1")
-    values = {
-        "encoding": encoding,
-        "max_side": max_side,
-        "shorter_side": shorter_side,
-        "exif": exif,
-    }
+    values = {"encoding": encoding, "max_side": max_side, "shorter_side": shorter_side}
     try:
-        return Preparation.of({**values, "pad_to": source.pad_to})
+        return Preparation.of({**values, "exif": exif, "pad_to": source.pad_to})
     except ValueError as error:
         raise UserError(f"{source.name}: cannot be prepared: {error}") from None
 
@@ -298,26 +283,20 @@ def local_directory(directory: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def _plan(
-    source: Source,
-    assignment: Assignment | None,
-    written: dict[str, Done],
-    journal: Journal,
-    job: dict[str, Any],
-    directory: Path,
+    maker: ShardMaker, assignment: Assignment | None, written: dict[str, Done], journal: Journal
 ) -> tuple[list[Task], bool]:
     """Returns all shards' tasks, and whether they cannot be recomputed from the seed alone.
 
     Args:
-      source: the images.
+      maker: of the requested job.
       assignment: the images of each shard as an earlier run chose them.
       written: the shards that it wrote, perhaps of images that have changed since.
       journal: of the job that was started.
-      job: the requested job.
-      directory: of the plan and the journal.
 
     Raises:
       UserError: the images are others, or the plan cannot be written.
     """
+    source, directory, job = maker.source, maker.directory, maker.job
     dealt = prepare_plan.deal(source.splits, job["shards"], job["seed"])
     files = source.list_files()
     if files is None:
@@ -335,21 +314,14 @@ def _plan(
         else:
             current = updated
     if current != assignment:
-        try:
+        with writing(directory / prepare_plan.FILE):
             prepare_plan.write_assignment(directory, current)
-        except OSError as error:
-            raise unwritable(directory / prepare_plan.FILE, error) from error
     return prepare_plan.tasks_by_file(files, current), current != by_seed
 
 
-def _repair(
-    writer: Writer,
-    source: Source,
-    assignment: Assignment | None,
-    job: dict[str, Any],
-    directory: Path,
-) -> Manifest:
+def _repair(writer: Writer, assignment: Assignment | None) -> Manifest:
     """Rewrites the shards of a finished data set that are missing or have the wrong size."""
+    source, directory, job = writer.maker.source, writer.maker.directory, writer.maker.job
     manifest = manifests.read_manifest(directory)
     check_same_job(manifest.source, {k: v for k, v in job.items() if k not in _CHANGING}, directory)
     if manifest.source.get("fingerprint") != job["fingerprint"]:
@@ -411,7 +383,7 @@ def _check_no_foreign_shards(directory: Path) -> None:
     """Refuses to overwrite shards of the same names that another program wrote."""
     if not directory.is_dir() or (directory / JOURNAL).exists():
         return
-    for split in _SPLITS:
+    for split in manifests.SPLITS:
         for path in directory.glob(f"{split}-*-of-*"):
             raise UserError(
                 f"{directory}: holds {path.name}, which is in no manifest or journal; choose "
@@ -426,22 +398,19 @@ def _shard_counts(
     defaults = default_shards(source.splits["train"])
     defaults |= collections.Counter(map(prepare_plan.split_of, planned))
     counts = {}
-    for split in _SPLITS:
-        images = source.splits.get(split, 0)
-        if not images and split != "train" and requested.get(split) is None:
+    for split in manifests.SPLITS:
+        images, number = source.splits.get(split, 0), requested.get(split)
+        if not images and split != "train" and number is None:
             continue
         if not images:
             raise UserError(f"{source.name}: has no {split} images")
-        number = requested.get(split)
         if number is None:
-            counts[split] = defaults[split] if planned else min(defaults[split], images)
-            continue
-        counts[split] = number
-        if not 0 < counts[split] <= images:
+            number = defaults[split] if planned else min(defaults[split], images)
+        elif not 0 < number <= images:
             raise UserError(
-                f"{split} shards must be between 1 and the number of images, {images}, "
-                f"not {counts[split]}"
+                f"{split} shards must be between 1 and the number of images, {images}, not {number}"
             )
+        counts[split] = number
     return counts
 
 

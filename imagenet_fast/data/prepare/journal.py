@@ -12,8 +12,7 @@ import fcntl
 import json
 import pathlib
 import re
-from collections.abc import Collection
-from types import TracebackType
+from collections.abc import Collection, Iterator
 from typing import IO, Any
 
 from imagenet_fast.base.errors import UserError
@@ -49,12 +48,9 @@ class Journal:
     """The job and the finished shards, a line of JSON each; locked by one process at a time."""
 
     def __init__(self, directory: Path, job: dict[str, Any], free: Collection[str] = ()) -> None:
-        """Opens or creates the journal in ``directory``.
+        """Opens the journal in the directory of the shards; creates what does not exist.
 
-        Args:
-          directory: of the shards; created if it does not exist.
-          job: the requested job.
-          free: keys of the job that may differ from the started one.
+        The requested job may differ from the started one in the keys ``free``.
 
         Raises:
           UserError: the directory is not writable or in use, or the journal is of another job.
@@ -78,19 +74,14 @@ class Journal:
             self._begin(free)
             self._take_left()
         except BaseException:
-            self._close()
+            self.release()
             raise
 
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._close()
+    def __exit__(self, *exception: object) -> None:
+        self.release()
 
     def add(self, done: Done) -> None:
         """Adds a shard that has its final name."""
@@ -99,16 +90,13 @@ class Journal:
     def remove(self) -> None:
         """Removes the journal, once the manifest is written."""
         if isinstance(self._file, LineFile):
-            self._close()  # which writes its last lines
+            self.release()  # which writes its last lines
         self._path.unlink()
         for path in self._left():
             path.unlink()
 
     def release(self) -> None:
-        """Closes the journal in a forked process, which would keep it locked."""
-        self._close()
-
-    def _close(self) -> None:
+        """Closes the journal, also in a forked process, which would keep it locked."""
         # Closing retries a failed write, which has been reported.
         with contextlib.suppress(OSError):
             self._file.close()
@@ -159,14 +147,12 @@ class Journal:
         return lines
 
     def _write(self, values: dict[str, Any]) -> None:
-        try:
+        with writing(self._path):
             if isinstance(self._file, LineFile):
                 self._file.add(json.dumps(values))
                 return
             self._file.write(json.dumps(values).encode() + b"\n")
             self._file.flush()
-        except OSError as error:
-            raise unwritable(self._path, error) from error
 
 
 def left_path(directory: Path, shard: str) -> Path:
@@ -181,10 +167,8 @@ def leave(directory: Path, done: Done) -> None:
       UserError: it cannot be written.
     """
     path = left_path(directory, done.shard.file)
-    try:
+    with writing(path):
         write_file(path, json.dumps(dataclasses.asdict(done)))
-    except OSError as error:
-        raise unwritable(path, error) from error
 
 
 def read_left(path: Path) -> Done:
@@ -227,21 +211,20 @@ def read_job(directory: Path) -> dict[str, Any] | None:
         return None  # incomplete or damaged, which Journal reports
 
 
-def unwritable(path: Path, error: OSError) -> UserError:
-    """Returns the error for a file of the directory that cannot be written."""
-    return UserError(
-        f"{path}: cannot be written: {error.strerror}; once that is fixed, rerun the command to "
-        "resume"
-    )
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Makes an error in the context, where a file of the directory is written, a ``UserError``."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be written: {error.strerror}; once that is fixed, rerun the command "
+            "to resume"
+        ) from error
 
 
 def check_same_job(existing: dict[str, Any], job: dict[str, Any], directory: Path) -> None:
-    """Checks that a directory's data set was made, or started, by the same job.
-
-    Args:
-      existing: the job in its manifest or journal.
-      job: the requested job.
-      directory: of the data set, for messages.
+    """Checks that the job in a directory's manifest or journal is the requested one.
 
     Raises:
       UserError: if they differ; the message names the differences.

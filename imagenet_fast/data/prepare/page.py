@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import shlex
 from collections.abc import Iterable, Sequence
@@ -73,12 +74,7 @@ def write_page(directory: str, progress: bool = True) -> FoundDuplicates:
 
 
 def render(images: Images, found: FoundDuplicates, directory: str) -> str:
-    """Returns the page as HTML.
-
-    Args:
-      images: the data set.
-      found: its duplicates.
-      directory: its path, for the commands that the page shows.
+    """Returns the page as HTML; the directory is for the commands that it shows.
 
     Raises:
       UserError: a shard is damaged.
@@ -145,11 +141,14 @@ def _warnings(manifest: Manifest) -> str:
 
 def _classes(manifest: Manifest) -> str:
     counts = np.array([split.class_counts for split in manifest.splits.values()]).T
-    names = list(manifest.splits)
+    table = functools.partial(_class_table, manifest.labels, counts, list(manifest.splits))
+    all_classes = range(manifest.num_classes)
+    if manifest.num_classes <= _FEW_CLASSES:
+        return table(all_classes)
     train = counts[:, 0]
     order = np.argsort(-train, kind="stable")
-    if manifest.num_classes <= _FEW_CLASSES:
-        return _class_table(manifest.labels, counts, names, range(manifest.num_classes))
+    least, median, most = train.min(), np.median(train), train.max()
+    ratio = f" (ratio {most / least:,.1f})" if least else ""
     parts = [
         histogram(
             train,
@@ -157,53 +156,50 @@ def _classes(manifest: Manifest) -> str:
             "number of classes",
             "classes by their number of training images",
         ),
-        _summary_of_counts(train),
+        _note(
+            f"Classes have {least:,} to {most:,} training images{ratio}; the median is "
+            f"{median:,.0f}."
+        ),
         '<div class="cards">',
-        f"<div><h3>Largest</h3>{_class_table(manifest.labels, counts, names, order[:_ENDS])}</div>",
-        f"<div><h3>Smallest</h3>"
-        f"{_class_table(manifest.labels, counts, names, order[::-1][:_ENDS])}</div>",
+        f"<div><h3>Largest</h3>{table(order[:_ENDS])}</div>",
+        f"<div><h3>Smallest</h3>{table(order[::-1][:_ENDS])}</div>",
         "</div>",
         f"<details><summary>All {manifest.num_classes:,} classes</summary>"
-        f"{_class_table(manifest.labels, counts, names, range(manifest.num_classes))}</details>",
+        f"{table(all_classes)}</details>",
     ]
     return "".join(parts)
 
 
-def _summary_of_counts(train: np.ndarray) -> str:
-    least, median, most = train.min(), np.median(train), train.max()
-    ratio = f" (ratio {most / least:,.1f})" if least else ""
-    return (
-        f'<p class="note">Classes have {least:,} to {most:,} training images{ratio}; the median is '
-        f"{median:,.0f}.</p>"
-    )
-
-
 def _class_table(
-    labels: Sequence[str], counts: np.ndarray, splits: Sequence[str], chosen: Iterable[int]
+    labels: Sequence[str],
+    counts: np.ndarray,
+    splits: Sequence[str],
+    chosen: Sequence[int] | np.ndarray,
 ) -> str:
     """Returns a table of classes: a bar for the training images, and the counts of all splits."""
     largest = max(int(counts[:, 0].max()), 1)
     head = "".join(f"<th>{html.escape(name)}</th>" for name in splits)
-    chosen = list(chosen)
-    lines = []
-    for index in chosen[:_MAX_CLASSES]:
-        numbers = "".join(
-            f"<td{_empty(number)}>{number:,}</td>" for number in map(int, counts[index])
-        )
-        lines.append(
-            f'<tr><th scope="row">{html.escape(labels[index])}</th>'
-            f'<td><i style="width:{100 * counts[index, 0] / largest:.1f}%"></i></td>{numbers}</tr>'
-        )
-    more = len(chosen) - len(lines)
+    shown = chosen[:_MAX_CLASSES]
+    lines = [
+        _bar_row(labels[index], 100 * counts[index, 0] / largest, counts[index]) for index in shown
+    ]
+    more = len(chosen) - len(shown)
     return (
         f'<table class="classes"><thead><tr><th>Class</th><th></th>{head}</tr></thead><tbody>'
         f"{''.join(lines)}</tbody></table>"
-        + (f'<p class="note">{more:,} more are in manifest.json.</p>' if more else "")
+        + (_note(f"{more:,} more are in manifest.json.") if more else "")
     )
 
 
-def _empty(number: int) -> str:
-    return "" if number else ' class="empty"'
+def _bar_row(name: str, percent: float, numbers: Iterable[int]) -> str:
+    """Returns a row of a table: a name, a bar and numbers, of which 0 is marked."""
+    cells = "".join(
+        f"<td>{number:,}</td>" if number else '<td class="empty">0</td>' for number in numbers
+    )
+    return (
+        f'<tr><th scope="row">{html.escape(name)}</th>'
+        f'<td><i style="width:{percent:.1f}%"></i></td>{cells}</tr>'
+    )
 
 
 def _sizes(rows: np.ndarray) -> str:
@@ -211,23 +207,22 @@ def _sizes(rows: np.ndarray) -> str:
     shorter = np.minimum(height, width)
     aspect = width / height
     if len(np.unique(height * 2**32 + width)) == 1:
-        plots = f'<p class="note">All images have {width[0]} x {height[0]} pixels.</p>'
+        plots = _note(f"All images have {width[0]} x {height[0]} pixels.")
     else:
         plots = histogram(
             shorter, "shorter side in pixels", "images", "images by their shorter side"
         ) + aspect_histogram(aspect)
     lines = [
-        ("Width in pixels", *map(_whole, _least_median_most(width))),
-        ("Height in pixels", *map(_whole, _least_median_most(height))),
-        ("Shorter side in pixels", *map(_whole, _least_median_most(shorter))),
-        ("Width / height", *(f"{ratio:.3g}" for ratio in _least_median_most(aspect))),
-        ("File size", *map(_bytes, _least_median_most(rows["bytes"]))),
+        (name, *(show(float(value)) for value in (own.min(), np.median(own), own.max())))
+        for name, own, show in (
+            ("Width in pixels", width, "{:,.0f}".format),
+            ("Height in pixels", height, "{:,.0f}".format),
+            ("Shorter side in pixels", shorter, "{:,.0f}".format),
+            ("Width / height", aspect, "{:.3g}".format),
+            ("File size", rows["bytes"], _bytes),
+        )
     ]
     return plots + _table(("", "minimum", "median", "maximum"), lines)
-
-
-def _least_median_most(values: np.ndarray) -> tuple[float, float, float]:
-    return float(values.min()), float(np.median(values)), float(values.max())
 
 
 def _formats(manifest: Manifest, rows: np.ndarray) -> str:
@@ -237,40 +232,18 @@ def _formats(manifest: Manifest, rows: np.ndarray) -> str:
     originals = sorted((one for one in originals if one[1]), key=lambda one: -one[1])
     png = int(rows["png"].sum())
     grey = int((rows["channels"] == 1).sum())
-    stored = [
-        (name, number)
-        for name, number in (
-            ("JPEG", total - png),
-            ("PNG", png),
-            ("RGB", total - grey),
-            ("greyscale", grey),
-        )
-        if number
-    ]
-    return (
-        f"<h3>Source</h3>{_bars(originals, total)}<h3>Shards</h3>{_bars(stored, total)}"
-        + _note_of_conversion(manifest)
-    )
-
-
-def _note_of_conversion(manifest: Manifest) -> str:
-    if not manifest.converted:
-        return ""
-    encoding = manifest.source.get("encoding", "jpeg")
-    return f'<p class="note">Converted images are stored as {html.escape(encoding.upper())}.</p>'
+    kinds = {"JPEG": total - png, "PNG": png, "RGB": total - grey, "greyscale": grey}
+    stored = [(name, number) for name, number in kinds.items() if number]
+    note = ""
+    if manifest.converted:
+        encoding = html.escape(manifest.source.get("encoding", "jpeg").upper())
+        note = _note(f"Converted images are stored as {encoding}.")
+    return f"<h3>Source</h3>{_bars(originals, total)}<h3>Shards</h3>{_bars(stored, total)}{note}"
 
 
 def _bars(lines: Iterable[tuple[str, int]], total: int) -> str:
-    return (
-        '<table class="classes kinds"><tbody>'
-        + "".join(
-            f'<tr><th scope="row">{html.escape(name)}</th>'
-            f'<td><i style="width:{100 * number / max(total, 1):.1f}%"></i></td>'
-            f"<td>{number:,}</td></tr>"
-            for name, number in lines
-        )
-        + "</tbody></table>"
-    )
+    rows = (_bar_row(name, 100 * number / max(total, 1), [number]) for name, number in lines)
+    return f'<table class="classes kinds"><tbody>{"".join(rows)}</tbody></table>'
 
 
 def _skipped(manifest: Manifest) -> str:
@@ -278,9 +251,9 @@ def _skipped(manifest: Manifest) -> str:
         return ""
     lines = [(one.file, one.split, one.reason) for one in manifest.skipped[:_SKIPPED_SHOWN]]
     more = len(manifest.skipped) - len(lines)
-    table = _table(("file", "split", "reason"), lines, "texts") + (
-        f'<p class="note">{more:,} more are in manifest.json.</p>' * (more > 0)
-    )
+    table = _table(("file", "split", "reason"), lines, "texts")
+    if more:
+        table += _note(f"{more:,} more are in manifest.json.")
     if len(lines) > _FEW_SKIPPED:
         number = counted(len(manifest.skipped), "skipped image")
         table = f"<details><summary>{number}</summary>{table}</details>"
@@ -289,33 +262,28 @@ def _skipped(manifest: Manifest) -> str:
 
 def _equal(equal: Duplicates, images: Images) -> str:
     if not len(equal):
-        return '<p class="note">No two files are equal.</p>'
-    return (
-        '<p class="note">Images that are equal byte for byte, each beside the first one. Converted '
-        "images are equal if their pixels are.</p>" + _matrix(equal, images) + _pairs(equal, images)
+        return _note("No two files are equal.")
+    note = (
+        "Images that are equal byte for byte, each beside the first one. Converted images are "
+        "equal if their pixels are."
     )
+    return _note(note) + _matrix(equal, images) + _pairs(equal, images)
 
 
 def _similar(similar: Duplicates | None, images: Images, directory: str) -> str:
     if similar is None:
         command = f"imagenet-fast prepare --data_page --data_dir={shlex.quote(directory)}"
-        return (
-            '<p class="note">Not searched for, because ImageHash is not installed. To add them:</p>'
-            "<pre>pip install ImageHash\n" + html.escape(command) + "</pre>"
-        )
-    note = (
-        '<p class="note">Images whose perceptual hashes (pHash) differ in at most '
-        f"{DISTANCE} of {HASH_BITS} bits, as most re-encoded, resized or brightened copies do; "
-        f"unrelated photographs differ in about {HASH_BITS // 2}. Cropped, flipped and rotated "
-        "copies are not found.</p>"
+        note = _note("Not searched for, because ImageHash is not installed. To add them:")
+        return f"{note}<pre>pip install ImageHash\n{html.escape(command)}</pre>"
+    note = _note(
+        f"Images whose perceptual hashes (pHash) differ in at most {DISTANCE} of {HASH_BITS} bits, "
+        "as most re-encoded, resized or brightened copies do; unrelated photographs differ in "
+        f"about {HASH_BITS // 2}. Cropped, flipped and rotated copies are not found."
     )
     if not len(similar):
         return note + "<p>No two images are similar.</p>"
     if not similar.pairs.complete:
-        note += (
-            '<p class="note">The search ended early, because too many images have similar hashes.'
-            "</p>"
-        )
+        note += _note("The search ended early, because too many images have similar hashes.")
     return note + _matrix(similar, images) + _pairs(similar, images)
 
 
@@ -350,17 +318,16 @@ def _pairs(duplicates: Duplicates, images: Images) -> str:
     ]
     more = ""
     if len(duplicates) > shown:
-        more = (
-            f'<p class="note">{shown} of {duplicates.count_text()}, those in two classes first, '
-            f"then those in two splits; more are in {DUPLICATES_FILE}.</p>"
+        more = _note(
+            f"{shown} of {duplicates.count_text()}, those in two classes first, then those in two "
+            f"splits; more are in {DUPLICATES_FILE}."
         )
     return f'<div class="couples">{"".join(cards)}</div>{more}'
 
 
 def _pair(both: Sequence, distance: int, two_classes: bool, two_splits: bool) -> str:
-    marks = '<b class="harm">two classes</b>' * two_classes + '<b class="risk">two splits</b>' * (
-        two_splits
-    )
+    marks = '<b class="harm">two classes</b>' * two_classes
+    marks += '<b class="risk">two splits</b>' * two_splits
     bits = f"<span>{counted(distance, 'bit')} apart</span>" if distance else ""
     sides = "".join(
         f"<div>{thumbnail(image.data, *_LARGE, crop=False)}<b>{html.escape(image.label)}</b>"
@@ -395,8 +362,13 @@ def _samples(images: Images) -> str:
             pictures = pictures or '<span class="empty">no image</span>'
             blocks.append(f"<div><h3>{name}</h3><div>{pictures}</div></div>")
     more = classes - len(shown)
-    note = f'<p class="note">The first {len(shown):,} of {classes:,} classes.</p>' if more else ""
+    note = _note(f"The first {len(shown):,} of {classes:,} classes.") if more else ""
     return f'{note}<div class="{"single" if number == 1 else "samples"}">{"".join(blocks)}</div>'
+
+
+def _note(text: str) -> str:
+    """Returns a paragraph; ``text`` is HTML."""
+    return f'<p class="note">{text}</p>'
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]], kind: str = "counts") -> str:
@@ -409,10 +381,6 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]], kind: str = "cou
         for name, *values in lines
     )
     return f'<table class="{kind}"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
-
-
-def _whole(number: float) -> str:
-    return f"{number:,.0f}"
 
 
 def _bytes(number: float) -> str:

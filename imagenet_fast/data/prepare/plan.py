@@ -39,18 +39,14 @@ class _Planned(TypedDict):
 class Task:
     """A shard to be written.
 
-    Attributes:
-      split: its split.
-      file: its name.
-      places: its images in order: the index of the source's split and of the image in it, int64 of
-        shape (images, 2).
-      digest: of the images' names, labels and sizes; empty if the source does not list files.
+    Its ``places`` are those of its images in order: the index of the source's split and of the
+    image in it, int64 of shape (images, 2).
     """
 
     split: str
     file: str
     places: np.ndarray
-    digest: str = ""
+    digest: str = ""  # of the images' names, labels and sizes, if the source lists files
 
 
 def split_of(file: str) -> str:
@@ -61,10 +57,7 @@ def split_of(file: str) -> str:
 def deal(images: Mapping[str, int], shards: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
     """Deals shuffled images to shards, equally many to each shard of a split.
 
-    Args:
-      images: number of images of each split.
-      shards: number of shards of each split.
-      seed: of the shuffle.
+    ``images`` and ``shards`` are their numbers by split.
 
     Returns:
       By shard file, the images' indices in their split.
@@ -90,10 +83,11 @@ def shard_names(shards: Mapping[str, int]) -> list[str]:
 def tasks_by_index(source: Source, dealt: Mapping[str, np.ndarray]) -> list[Task]:
     """Returns the tasks for a source that does not list files."""
     numbers = {split: number for number, split in enumerate(source.splits)}
-    return [
-        Task(split_of(file), file, _pairs(np.full(len(indices), numbers[split_of(file)]), indices))
-        for file, indices in dealt.items()
-    ]
+    tasks = []
+    for file, indices in dealt.items():
+        pairs = np.stack([np.full(len(indices), numbers[split_of(file)]), indices], axis=1)
+        tasks.append(Task(split_of(file), file, pairs.astype(np.int64)))
+    return tasks
 
 
 def assignment_by_seed(
@@ -134,12 +128,8 @@ def update(
     """Returns an assignment without removed images and with new ones.
 
     An image stays in its shard, and in its split if that was chosen at random. New images go to the
-    smallest shards, of those that are not written yet if there are any.
-
-    Args:
-      assignment: images by shard.
-      files: the source's present images, by split.
-      written: names of the shards that are written.
+    smallest shards, of those that are not ``written`` yet if there are any. ``files`` are the
+    source's present images.
 
     Returns:
       None if fewer than half of the images are still there, so that it is another data set.
@@ -198,16 +188,3 @@ def write_assignment(directory: Path, assignment: Assignment) -> None:
     """
     lines = [json.dumps({"file": file, "images": images}) for file, images in assignment.items()]
     write_file(directory / FILE, "".join(f"{line}\n" for line in lines))
-
-
-def remove_assignment(directory: Path) -> None:
-    """Removes the saved assignment.
-
-    Raises:
-      OSError: it cannot be removed.
-    """
-    (directory / FILE).unlink(missing_ok=True)
-
-
-def _pairs(splits: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    return np.stack([splits, indices], axis=1).astype(np.int64)

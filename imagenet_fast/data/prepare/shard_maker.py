@@ -15,7 +15,7 @@ from imagenet_fast.data.images import ONE_AT_A_TIME, BadImageError, EncodedImage
 from imagenet_fast.data.manifest import Shard, Skipped
 from imagenet_fast.data.preparation import Preparation
 from imagenet_fast.data.prepare.baseline_jpegs import find_jpegtran, is_progressive, to_baseline
-from imagenet_fast.data.prepare.journal import Done, unwritable
+from imagenet_fast.data.prepare.journal import Done, writing
 from imagenet_fast.data.prepare.plan import Task
 from imagenet_fast.data.prepare.sources import Item, Source
 
@@ -25,20 +25,15 @@ Tell = Callable[[Optional[Skipped]], None]
 
 
 class ShardMaker:
-    """Makes the shards of a job, of which a shard's bytes are a function.
+    """Makes the shards of a job, as in the manifest's ``source``, in a directory.
 
-    Attributes:
-      source: the images.
-      directory: of the shards.
-      job: as in the manifest's ``source``.
+    A shard's bytes are a function of the job.
+
+    Raises:
+      UserError: ``jpegtran`` is needed but not installed.
     """
 
     def __init__(self, source: Source, directory: Path, job: dict[str, Any]) -> None:
-        """The arguments are the attributes.
-
-        Raises:
-          UserError: ``jpegtran`` is needed but not installed.
-        """
         self.source = source
         self.directory = directory
         self.job = job
@@ -51,10 +46,8 @@ class ShardMaker:
     ) -> Done:
         """Writes one shard, under a temporary name until it is complete.
 
-        Args:
-          task: the shard.
-          tell: what it raises ends the shard.
-          one_at_a_time: held while an image takes much memory; by default by this process' threads.
+        What ``tell`` raises ends it. ``one_at_a_time`` is held while an image takes much memory; by
+        default by this process' threads.
 
         Raises:
           UserError: the source cannot be read or has a label out of range, or the shard cannot be
@@ -88,22 +81,12 @@ class ShardMaker:
                 del item  # which would take memory beside the next one
                 tell(bad)
 
-        try:
-            written = records.write_records(path, examples())
-            shard = Shard(task.file, written.examples, written.bytes, written.sha256)
-            packed = metadata.pack(rows, self._row)
-            return Done(
-                task.split,
-                shard,
-                counts,
-                dict(converted),
-                skipped,
-                task.digest,
-                packed,
-                unindexed,
-            )
-        except OSError as error:
-            raise unwritable(path, error) from error
+        with writing(path):
+            shard = Shard(task.file, *records.write_records(path, examples()))
+        packed = metadata.pack(rows, self._row)
+        return Done(
+            task.split, shard, counts, dict(converted), skipped, task.digest, packed, unindexed
+        )
 
     def _read(self, split: str, index: int) -> Item:
         try:

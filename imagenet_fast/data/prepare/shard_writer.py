@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import multiprocessing
 import signal
 import sys
@@ -19,7 +20,6 @@ from concurrent.futures import (
     wait,
 )
 from concurrent.futures.process import BrokenProcessPool
-from typing import Protocol
 
 from tqdm import tqdm
 
@@ -31,22 +31,31 @@ from imagenet_fast.data.prepare.image_limit import ImageLimit
 from imagenet_fast.data.prepare.journal import Done
 from imagenet_fast.data.prepare.plan import Task
 from imagenet_fast.data.prepare.shard_maker import ShardMaker
-from imagenet_fast.data.prepare.sources import Source
 
 _BAD_IMAGES_SHOWN = 5
 _SECONDS_BETWEEN_UPDATES = 0.2  # of the progress bar
 
 
-class Writer(Protocol):
-    """What writes shards."""
+Finish = Callable[[Done], None]
+Release = Callable[[], None]
 
-    def run(
-        self,
-        tasks: list[Task],
-        done: list[Done],
-        finish: Callable[[Done], None],
-        release: Callable[[], None],
-    ) -> None:
+
+class Writer(abc.ABC):
+    """What writes shards.
+
+    Args:
+      maker: makes each of them.
+      bad_limit: how many images may be skipped.
+      progress: whether to show a progress bar.
+    """
+
+    def __init__(self, maker: ShardMaker, bad_limit: ImageLimit, progress: bool) -> None:
+        self.maker = maker
+        self._bad_limit = bad_limit
+        self._progress = progress
+
+    @abc.abstractmethod
+    def run(self, tasks: list[Task], done: list[Done], finish: Finish, release: Release) -> None:
         """Writes the shards of ``tasks``.
 
         Args:
@@ -59,8 +68,36 @@ class Writer(Protocol):
           UserError: as ``prepare``, or a worker process was killed.
         """
 
+    def check_skipped(self, skipped: list[Skipped]) -> None:
+        """Checks the number of images that could not be used so far.
 
-class ShardWriter:
+        Raises:
+          UserError: they are more than the limit.
+        """
+        total = sum(self.maker.source.splits.values())
+        most = self._bad_limit.images(total)
+        if len(skipped) <= most:
+            return
+        examples = "; ".join(f"{one.file}: {one.reason}" for one in skipped[:_BAD_IMAGES_SHOWN])
+        of = "" if self._bad_limit.count is not None else f"={self._bad_limit} of {total}"
+        raise UserError(
+            f"{self.maker.source.name}: more than {counted(most, 'image')} (max_bad_images{of}) "
+            f"cannot be used, such as {examples}"
+        )
+
+    def progress_bar(self, tasks: list[Task], done: list[Done]) -> tqdm:
+        """Returns a bar of all images, of which earlier runs did those in ``done``."""
+        before = sum(shard.images for shard in done)
+        return tqdm(
+            desc=self.maker.source.name,
+            total=before + sum(len(task.places) for task in tasks),
+            initial=before,
+            unit=" images",
+            disable=not self._progress,
+        )
+
+
+class ShardWriter(Writer):
     """Writes shards in parallel processes, or in threads where a process cannot be forked safely.
 
     Threads share Python's lock: only reading and codecs release it, so of small images they make
@@ -68,17 +105,10 @@ class ShardWriter:
     """
 
     def __init__(
-        self,
-        maker: ShardMaker,
-        workers: int,
-        bad_limit: ImageLimit,
-        progress: bool,
+        self, maker: ShardMaker, workers: int, bad_limit: ImageLimit, progress: bool
     ) -> None:
-        self._maker = maker
-        self._source = maker.source
+        super().__init__(maker, bad_limit, progress)
         self._workers = workers
-        self._bad_limit = bad_limit
-        self._progress = progress
         self._skipped: list[Skipped] = []
         # What workers tell: the number of images done, and those that they skip. One that is killed
         # may leave a lock locked: this process uses none.
@@ -89,32 +119,23 @@ class ShardWriter:
         # Held by the worker whose image takes much memory.
         self._one_at_a_time = context.RLock()
 
-    def run(
-        self,
-        tasks: list[Task],
-        done: list[Done],
-        finish: Callable[[Done], None],
-        release: Callable[[], None],
-    ) -> None:
+    def run(self, tasks: list[Task], done: list[Done], finish: Finish, release: Release) -> None:
         """As ``Writer``."""
         self._skipped += [skipped for shard in done for skipped in shard.skipped]
-        check_skipped(self._source, self._bad_limit, self._skipped)
+        self.check_skipped(self._skipped)
         import tensorflow  # noqa: F401  (takes seconds, which the progress bar should not count)
 
-        before = sum(shard.images for shard in done)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="PIL")  # about metadata that is not used
             pool, make = self._pool(min(self._workers, len(tasks)), release)
             # Before the bar, whose thread a fork would not have.
             futures = {pool.submit(make, task) for task in tasks}
-            with progress_bar(self._source, tasks, done, self._progress) as bar:
-                self._receive(pool, futures, bar, before, finish)
+            with self.progress_bar(tasks, done) as bar:
+                self._receive(pool, futures, bar, finish)
 
-    def _pool(
-        self, workers: int, release: Callable[[], None]
-    ) -> tuple[Executor, Callable[[Task], Done]]:
+    def _pool(self, workers: int, release: Release) -> tuple[Executor, Callable[[Task], Done]]:
         """Returns workers, and the function that one of them writes a shard by."""
-        if workers < 2 or self._source.in_bucket or not _can_fork():
+        if workers < 2 or self.maker.source.in_bucket or not _can_fork():
             return ThreadPoolExecutor(max(1, workers)), self._make
         context = multiprocessing.get_context("fork")
         # Forked processes have the source; arguments would be copied.
@@ -122,14 +143,10 @@ class ShardWriter:
         return pool, _make_in_process
 
     def _receive(
-        self,
-        pool: Executor,
-        futures: set[Future[Done]],
-        bar: tqdm,
-        before: int,
-        finish: Callable[[Done], None],
+        self, pool: Executor, futures: set[Future[Done]], bar: tqdm, finish: Finish
     ) -> None:
         """Finishes shards, shows the progress, and stops at an error or at too many bad images."""
+        before = bar.n
         try:
             while futures:
                 ended, futures = wait(
@@ -139,11 +156,11 @@ class ShardWriter:
                 bar.update(before + self._done.get_obj().value - bar.n)
                 for future in ended:
                     finish(future.result())
-                check_skipped(self._source, self._bad_limit, self._skipped)
+                self.check_skipped(self._skipped)
         except BrokenProcessPool:
             raise UserError(
-                f"{self._source.name}: a process that writes shards was killed, perhaps because "
-                "memory was short: rerun the command to resume, or give fewer --threads"
+                f"{self.maker.source.name}: a process that writes shards was killed, perhaps "
+                "because memory was short: rerun the command to resume, or give fewer --threads"
             ) from None
         finally:
             # After an error or Ctrl-C, shards are not finished.
@@ -169,37 +186,7 @@ class ShardWriter:
             if self._stopped.value:
                 raise CancelledError
 
-        return self._maker.make(task, tell, self._one_at_a_time)
-
-
-def check_skipped(source: Source, limit: ImageLimit, skipped: list[Skipped]) -> None:
-    """Checks the number of images that could not be used so far.
-
-    Raises:
-      UserError: they are more than the limit.
-    """
-    total = sum(source.splits.values())
-    most = limit.images(total)
-    if len(skipped) <= most:
-        return
-    examples = "; ".join(f"{image.file}: {image.reason}" for image in skipped[:_BAD_IMAGES_SHOWN])
-    of = "" if limit.count is not None else f"={limit} of {total}"
-    raise UserError(
-        f"{source.name}: more than {counted(most, 'image')} (max_bad_images{of}) cannot be used, "
-        f"such as {examples}"
-    )
-
-
-def progress_bar(source: Source, tasks: list[Task], done: list[Done], shown: bool) -> tqdm:
-    """Returns a bar of all images, of which earlier runs did those in ``done``."""
-    before = sum(shard.images for shard in done)
-    return tqdm(
-        desc=source.name,
-        total=before + sum(len(task.places) for task in tasks),
-        initial=before,
-        unit=" images",
-        disable=not shown,
-    )
+        return self.maker.make(task, tell, self._one_at_a_time)
 
 
 def _can_fork() -> bool:
@@ -216,7 +203,7 @@ def _can_fork() -> bool:
 _writer: ShardWriter | None = None
 
 
-def _begin(writer: ShardWriter, release: Callable[[], None]) -> None:
+def _begin(writer: ShardWriter, release: Release) -> None:
     """Begins a worker process."""
     global _writer
     _writer = writer

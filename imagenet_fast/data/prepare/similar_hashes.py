@@ -82,11 +82,9 @@ def similar_pairs(hashes: np.ndarray, images: np.ndarray, distance: int = DISTAN
 
 
 def _near(hashes: np.ndarray, distance: int) -> tuple[np.ndarray, bool]:
-    """Returns the pairs of hashes that differ in at most ``distance`` bits.
+    """Returns the pairs of distinct hashes that differ in at most ``distance`` bits.
 
-    Args:
-      hashes: distinct hashes, uint64 of shape (images, words).
-      distance: the largest number of bits.
+    The hashes are uint64 of shape (images, words).
 
     Returns:
       The pairs' indices, the smaller one first, int64 of shape (pairs, 2); whether these are all.

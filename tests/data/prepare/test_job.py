@@ -790,7 +790,10 @@ def test_large_arrays_are_resized(tmp_path):
 @pytest.mark.parametrize(
     ("sides", "error"),
     [
-        ({"max_side": 8, "shorter_side": 8}, "max_side and shorter_side: give one of both"),
+        (
+            {"max_side": 8, "shorter_side": 8},
+            "max_side and shorter_side cannot be combined: give one",
+        ),
         ({"max_side": 0}, "max_side is 0, but must be at least 1"),
         ({"shorter_side": -2}, "shorter_side is -2, but must be at least 1"),
     ],

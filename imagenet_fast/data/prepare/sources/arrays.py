@@ -13,7 +13,16 @@ from imagenet_fast.data.prepare.sources.base import Item, Source
 
 
 class ArraySource(Source):
-    """A source whose pixels and labels are NumPy arrays."""
+    """A source whose pixels and labels are NumPy arrays.
+
+    Args:
+      kind, name, labels: as ``Source``.
+      arrays: for each split, the images, uint8 of shape (n, height, width) or (n, height, width,
+        3), and the labels, integers of shape (n,).
+
+    Raises:
+      UserError: the numbers of labels and images differ, or a label is out of range.
+    """
 
     def __init__(
         self,
@@ -22,18 +31,6 @@ class ArraySource(Source):
         labels: Iterable[str],
         arrays: Mapping[str, tuple[np.ndarray, np.ndarray]],
     ) -> None:
-        """Initializes the source.
-
-        Args:
-          kind: as ``Source``.
-          name: as ``Source``.
-          labels: as ``Source``.
-          arrays: for each split, the images, uint8 of shape (n, height, width) or (n, height,
-            width, 3), and the labels, integers of shape (n,).
-
-        Raises:
-          UserError: the numbers of labels and images differ, or a label is out of range.
-        """
         labels = tuple(labels)
         digest = hashlib.sha256()
         for split, (images, numbers) in arrays.items():

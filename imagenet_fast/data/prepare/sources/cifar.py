@@ -33,25 +33,15 @@ _MAX_LABEL = 999
 
 @dataclasses.dataclass(frozen=True)
 class _Dataset:
-    """The file names, and record formats, of a data set in both versions.
+    """The file names, and record formats, of a data set in both versions."""
 
-    Attributes:
-      splits: the files of each split; in the binary version, ``.bin`` is appended.
-      keras_name: its name in Keras' cache.
-      label_bytes: number of label bytes of a binary record, of which the last is the class.
-      binary_names: the file of class names of the binary version, text.
-      labels_key: the key of the labels in a pickled batch.
-      pickled_names: the pickled file of class names.
-      names_key: their key in it.
-    """
-
-    splits: Mapping[str, tuple[str, ...]]
-    keras_name: str
-    label_bytes: int
-    binary_names: str
-    labels_key: str
-    pickled_names: str
-    names_key: str
+    splits: Mapping[str, tuple[str, ...]]  # files; in the binary version, ``.bin`` is appended
+    keras_name: str  # in Keras' cache
+    label_bytes: int  # of a binary record; the last is the class
+    binary_names: str  # the file of class names, text
+    labels_key: str  # in a pickled batch
+    pickled_names: str  # the pickled file of class names
+    names_key: str  # in it
 
     def missing(self, files: Mapping[str, bytes], suffix: str) -> list[str]:
         """Returns the files that the version with a suffix, ``.bin`` or none, lacks."""
@@ -62,10 +52,7 @@ class _Dataset:
 
 _DATASETS = {
     "cifar10": _Dataset(
-        {
-            "train": tuple(f"data_batch_{i}" for i in range(1, 6)),
-            "validation": ("test_batch",),
-        },
+        {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "validation": ("test_batch",)},
         "cifar-10-batches-py",
         label_bytes=1,
         binary_names="batches.meta.txt",

@@ -9,7 +9,7 @@ import re
 import stat
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -53,7 +53,14 @@ Files = Mapping[str, list[ListedFile]]  # by split, with names relative to the d
 
 
 class FileSource(Source):
-    """Image files with labels."""
+    """Image files with labels.
+
+    Args:
+      kind, name, labels, warnings: as ``Source``.
+      root: the directory to which file names are relative.
+      files: the images of each split.
+      held_out: the fraction held out for validation and the seed, or None.
+    """
 
     def __init__(
         self,
@@ -62,20 +69,9 @@ class FileSource(Source):
         root: Path,
         labels: tuple[str, ...],
         files: Files,
-        warnings: tuple[str, ...] = (),
+        warnings: Iterable[str] = (),
         held_out: tuple[float, int] | None = None,
     ) -> None:
-        """Initializes the source.
-
-        Args:
-          kind: as ``Source``.
-          name: as ``Source``.
-          root: the directory to which file names are relative.
-          labels: as ``Source``.
-          files: the images of each split.
-          warnings: as ``Source``.
-          held_out: the fraction held out for validation and the seed, or None.
-        """
         digest = hashlib.sha256()
         for split, members in files.items():
             for image in members:
@@ -121,7 +117,7 @@ def file_source(
     root: Path,
     labels: tuple[str, ...],
     files: Files,
-    warnings: tuple[str, ...],
+    warnings: Iterable[str],
     *,
     holdout: float,
     seed: int,
@@ -151,14 +147,14 @@ def file_source(
         held_out = holdout, seed
         files = _hold_out_files(files, holdout, seed)
     grouped = any(image.group for image in files["train"])
-    warnings += warnings_of_validation(
+    more_warnings = warnings_of_validation(
         labels,
         classes_of_all(image.label for image in files["validation"]),
         place,
         holdout if held_out else None,
         "group" if grouped else "of so few images",
     )
-    warnings += _warnings_of_copies(root, labels, files)
+    warnings = (*warnings, *more_warnings, *_warnings_of_copies(root, files))
     return FileSource(kind, name, root, labels, files, warnings, held_out)
 
 
@@ -167,7 +163,9 @@ def _hold_out_files(files: Files, holdout: float, seed: int) -> dict[str, list[L
     train, others = files["train"], {k: v for k, v in files.items() if k != "train"}
     first = [image for image in train if not image.copy]
     groups = np.array([image.group for image in first]) if any(i.group for i in first) else None
-    out = hold_out(_as_array([image.label for image in first]), holdout, seed, groups)
+    labels = [image.label for image in first]
+    each_has_one = all(isinstance(label, int) for label in labels)
+    out = hold_out(np.array(labels) if each_has_one else labels, holdout, seed, groups)
     held_out = {image.file for image, is_out in zip(first, out) if is_out}
     chosen = [image.file in held_out for image in train]
     return {
@@ -182,22 +180,24 @@ def classes_of_all(labels: Iterable[Label]) -> set[int]:
     return {own for label in labels for own in classes_of(label)}
 
 
-def _as_array(labels: list[Label]) -> np.ndarray | list[Label]:
-    """Returns labels of one class each as an array."""
-    return np.array(labels) if all(isinstance(label, int) for label in labels) else labels
-
-
-def warnings_of_names(labels: tuple[str, ...]) -> tuple[str, ...]:
+def warnings_of_names(labels: Sequence[str]) -> Iterator[str]:
     """Warns of classes that seem to be the same, several, or measurements."""
-    missing = [repr(label) for label in labels if label.lower() in _MISSING]
-    notes: tuple[str, ...] = ()
+    alike = defaultdict(list)
+    for label in labels:
+        alike[unicodedata.normalize("NFKC", label).casefold().strip()].append(label)
+    names = [" and ".join(map(repr, group)) for group in alike.values() if len(group) > 1]
+    if names:
+        yield (
+            "classes differ only in case, spaces or the encoding of accents "
+            f"({first_names(names)}): if they are the same, give them one name"
+        )
+    yield from _warnings_of_several(labels)
+    missing = " and ".join(repr(label) for label in labels if label.lower() in _MISSING)
     if missing:
-        names = " and ".join(missing)
-        notes = (f"{names} are classes: remove their images if they mean that none is known",)
-    return (*_warnings_of_alike(labels), *_warnings_of_several(labels), *notes)
+        yield f"{missing} are classes: remove their images if they mean that none is known"
 
 
-def _warnings_of_several(labels: tuple[str, ...]) -> tuple[str, ...]:
+def _warnings_of_several(labels: Sequence[str]) -> Iterator[str]:
     single = {label.strip() for label in labels}
     parts_of = {
         label: [part.strip() for part in parts]
@@ -213,33 +213,20 @@ def _warnings_of_several(labels: tuple[str, ...]) -> tuple[str, ...]:
         several = [label for label in parts_of if label in {*several, *sharing}]
     if several:
         separator = Counter(_SEPARATORS.findall("".join(several))).most_common(1)[0][0]
-        return (
+        yield (
             f"{counted(len(several), 'label')} of several classes, such as "
             f"{first_names([repr(label) for label in several])}: each is a class of its own here; "
             f"for several classes an image, give --label_separator='{separator}' with "
-            "--source=list or huggingface",
+            "--source=list or huggingface"
         )
+        return
     numbers = [label for label in labels if _NUMBER.fullmatch(label)]
     fractions = [label for label in numbers if not float(label).is_integer()]
     if len(labels) > 1 and len(numbers) == len(labels) and fractions:
-        return (
+        yield (
             f"the labels are numbers such as {fractions[0]}: each is a class of its own, because "
-            "networks here learn classes, not measurements: make classes of ranges of them",
+            "networks here learn classes, not measurements: make classes of ranges of them"
         )
-    return ()
-
-
-def _warnings_of_alike(labels: tuple[str, ...]) -> tuple[str, ...]:
-    alike = defaultdict(list)
-    for label in labels:
-        alike[unicodedata.normalize("NFKC", label).casefold().strip()].append(label)
-    names = [" and ".join(map(repr, group)) for group in alike.values() if len(group) > 1]
-    if not names:
-        return ()
-    return (
-        "classes differ only in case, spaces or the encoding of accents "
-        f"({first_names(names)}): if they are the same, give them one name",
-    )
 
 
 def warnings_of_validation(
@@ -248,7 +235,7 @@ def warnings_of_validation(
     place: Path,
     holdout: float | None,
     least: str = "of so few images",
-) -> tuple[str, ...]:
+) -> Iterator[str]:
     """Warns of classes without validation images.
 
     Args:
@@ -265,17 +252,16 @@ def warnings_of_validation(
     else:
         advice = f"add some to {place}, or give another --holdout than 0"
     names = [repr(name) for label, name in enumerate(labels) if label not in measured]
-    if not names:
-        return ()
     if not measured:
-        return (f"there are no validation images to measure accuracy; {advice}",)
-    return (
-        "there are no validation images to measure the accuracy of "
-        f"{counted(len(names), 'class', 'classes')} ({first_names(names)}); {advice}",
-    )
+        yield f"there are no validation images to measure accuracy; {advice}"
+    elif names:
+        yield (
+            "there are no validation images to measure the accuracy of "
+            f"{counted(len(names), 'class', 'classes')} ({first_names(names)}); {advice}"
+        )
 
 
-def _warnings_of_copies(root: Path, labels: tuple[str, ...], files: Files) -> tuple[str, ...]:
+def _warnings_of_copies(root: Path, files: Files) -> Iterator[str]:
     """Warns of images that are in several classes, byte for byte.
 
     Only files of equal size are read, up to a total size.
@@ -300,12 +286,10 @@ def _warnings_of_copies(root: Path, labels: tuple[str, ...], files: Files) -> tu
             other = next((image for image in same if image.label != first.label), None)
             if other:
                 copies.append(f"{printable(first.file)} and {printable(other.file)}")
-    if not copies:
-        return ()
-    images = counted(len(copies), "image")
-    several = any(not isinstance(image.label, int) for same in files.values() for image in same)
-    what = "with other labels" if several else "in more than one class"
-    return (f"{images} {what}: {first_names(copies)}",)
+    if copies:
+        several = any(not isinstance(one.label, int) for same in files.values() for one in same)
+        what = "with other labels" if several else "in more than one class"
+        yield f"{counted(len(copies), 'image')} {what}: {first_names(copies)}"
 
 
 def _content(path: Path) -> bytes:
@@ -357,20 +341,15 @@ def read_image(path: Path) -> bytes:
       BadImageError: if it is larger than ``MAX_IMAGE``.
       OSError: if it cannot be read.
     """
-    _check_size(size_of(path))
+    check_size(size_of(path))
     return path.read_bytes()
 
 
-def checked_size(image: bytes) -> bytes:
-    """Returns the content of an image file.
+def check_size(size: int) -> None:
+    """Checks the size of an image file.
 
     Raises:
       BadImageError: if it is larger than ``MAX_IMAGE``.
     """
-    _check_size(len(image))
-    return image
-
-
-def _check_size(size: int) -> None:
     if size > MAX_IMAGE:
         raise BadImageError(f"{size:,} bytes, more than the limit of {MAX_IMAGE:,}")

@@ -36,15 +36,13 @@ def open_folders(
 ) -> FileSource:
     """Returns the images in ``train/CLASS/`` and ``validation/CLASS/``, or just in ``CLASS/``.
 
-    ``training`` is as good as ``train``.
-
-    With ``train/``, ``test/CLASS/`` becomes the split ``test``, which is never used for validation.
-    Classes are numbered in alphabetical order. Images may be in subfolders of their class folder,
-    also behind links, but no folder counts twice. Hidden files and folders of file systems, such as
-    ``@eaDir``, are ignored. There are warnings of
-    other ignored files, a single class, classes without validation images, classes whose names
-    differ only in case, images in several classes, and images that
-    links take from outside of the directory.
+    ``training`` is as good as ``train``. With either, ``test/CLASS/`` becomes the split ``test``,
+    which is never used for validation. Classes are numbered in alphabetical order. Images may be in
+    subfolders of their class folder, also behind links, but no folder counts twice. Hidden files
+    and folders of file systems, such as ``@eaDir``, are ignored. There are warnings of other
+    ignored files, a single class, classes without validation images, classes whose names differ
+    only in case, images in several classes, and images that links take from outside of the
+    directory.
 
     Args:
       path: the directory; in a bucket, a ``BucketPath``. Its validation folder may be named
@@ -64,26 +62,25 @@ def open_folders(
         raise UserError(f"{path}: no such directory")
     folders = _split_folders(path)
     labels = _class_names(folders["train"])
-    warnings = warnings_of_names(labels)
+    warnings = [*warnings_of_names(labels)]
     if folders["train"] != path:
         used = {folder.name for folder in folders.values()}
         others = [printable(name) for name in _names(path) if name not in used]
         if others:
             names = first_names(others)
-            warnings += (f"folders beside {folders['train'].name} are ignored: {names}",)
+            warnings.append(f"folders beside {folders['train'].name} are ignored: {names}")
     if "test" in folders and not set(_names(folders["test"])) & set(labels):
-        warnings += (
-            f"{folders['test']} is ignored: it has none of the class folders of {folders['train']}",
+        warnings.append(
+            f"{folders['test']} is ignored: it has none of the class folders of {folders['train']}"
         )
         del folders["test"]
     for folder in folders.values():
         _check_classes(folder, folders["train"], labels)
-    files, more_warnings = _list_images(path, folders, labels)
-    warnings += more_warnings
+    files = _list_images(path, folders, labels, warnings)
     if len(labels) == 1:
-        warnings += (
+        warnings.append(
             f"there is only one class, {labels[0]}: the folders of the classes must be directly in "
-            f"{folders['train']}",
+            f"{folders['train']}"
         )
     empty = set(range(len(labels))) - {image.label for image in files["train"]}
     if empty:
@@ -150,25 +147,6 @@ def _split_folders(path: Path) -> dict[str, Path]:
     return folders
 
 
-def _warnings_of_files(left_out: Counter[str]) -> tuple[str, ...]:
-    """Warns of files that may be images of other formats."""
-    if not left_out:
-        return ()
-    kinds = [f"{suffix or 'without a suffix'} {n}" for suffix, n in left_out.most_common()]
-    return (
-        f"files without an image's suffix ({', '.join(IMAGE_SUFFIXES)}) are ignored: "
-        f"{first_names(kinds)}",
-    )
-
-
-def _warnings_of_links(root: Path, links: list[Path]) -> tuple[str, ...]:
-    """Warns of folders that were not entered."""
-    if not links:
-        return ()
-    names = [printable(link.relative_to(root).as_posix()) for link in links]
-    return (f"links to folders that count elsewhere are ignored: {first_names(names)}",)
-
-
 def _names(folder: Path) -> list[str]:
     """Returns the names of the class folders in a folder."""
     names = []
@@ -209,9 +187,9 @@ def _check_classes(folder: Path, train: Path, labels: tuple[str, ...]) -> None:
 
 
 def _list_images(
-    root: Path, folders: Mapping[str, Path], labels: tuple[str, ...]
-) -> tuple[dict[str, list[ListedFile]], tuple[str, ...]]:
-    """Returns the images of each split, sorted, and warnings of ignored files."""
+    root: Path, folders: Mapping[str, Path], labels: tuple[str, ...], warnings: list[str]
+) -> dict[str, list[ListedFile]]:
+    """Returns the images of each split, sorted; warns of ignored files."""
     # By resolved path. Links to these folders are not followed: their images belong elsewhere.
     visited = {folder.resolve(): folder for folder in (root, *folders.values())}
     for folder in folders.values():
@@ -248,21 +226,27 @@ def _list_images(
                     left_out[printable(path.suffix.lower())] += 1
         sizes = sizes_of(root, [file for file, _ in found])
         files[split] = sorted(ListedFile(*image, size) for image, size in zip(found, sizes))
-    warnings = (*_warnings_of_files(left_out), *_warnings_of_links(root, links))
+    if left_out:  # perhaps images of other formats
+        kinds = [f"{suffix or 'without a suffix'} {n}" for suffix, n in left_out.most_common()]
+        warnings.append(
+            f"files without an image's suffix ({', '.join(IMAGE_SUFFIXES)}) are ignored: "
+            f"{first_names(kinds)}"
+        )
+    if links:
+        names = [printable(link.relative_to(root).as_posix()) for link in links]
+        warnings.append(f"links to folders that count elsewhere are ignored: {first_names(names)}")
     if outside:
-        warnings += (f"links that lead outside of {root} give {counted(outside, 'image')}",)
+        warnings.append(f"links that lead outside of {root} give {counted(outside, 'image')}")
     if strays:
-        warnings += (f"images outside of class folders are ignored: {first_names(strays)}",)
-    return files, warnings
+        warnings.append(f"images outside of class folders are ignored: {first_names(strays)}")
+    return files
 
 
 def _walk(folder: Path, visited: dict[Path, Path], links: list[Path]) -> Iterator[Path]:
     """Yields the files in a class folder and its subfolders that are not hidden.
 
-    Args:
-      folder: the class folder.
-      visited: folders that count, by their resolved paths; updated.
-      links: links to such folders; updated.
+    It adds to ``visited`` the folders that count, by their resolved paths, and to ``links`` those
+    to such folders.
     """
     if not is_local(folder):
         yield from _walk_bucket(folder)

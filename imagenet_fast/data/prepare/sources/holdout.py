@@ -66,12 +66,8 @@ def _hold_out_groups(
 ) -> np.ndarray:
     """Holds out each group, in random order, that brings the classes nearer to their fractions.
 
-    Args:
-      labels: a class of the image at the same position of ``places``.
-      fraction: of each class.
-      random: gives the order.
-      groups: names of shape (n,).
-      places: images, in ascending order.
+    ``labels`` are classes of the images at the same positions of ``places``, in ascending order;
+    ``groups`` are names of shape (n,).
     """
     _, classes, totals = np.unique(labels, return_inverse=True, return_counts=True)
     wanted = np.array([_wanted(total, fraction) for total in totals])

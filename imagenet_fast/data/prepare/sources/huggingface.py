@@ -7,7 +7,7 @@ import csv
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Union
 
@@ -20,7 +20,7 @@ from imagenet_fast.data.prepare.sources.base import MAX_CLASSES, Item, Source, p
 from imagenet_fast.data.prepare.sources.files import (
     IMAGE_SUFFIXES,
     SPLITS,
-    checked_size,
+    check_size,
     classes_of_all,
     first_names,
     read_image,
@@ -57,7 +57,16 @@ _Numbers = Union[np.ndarray, list[Label]]
 
 
 class HuggingFaceSource(Source):
-    """Rows with an image and a label."""
+    """Rows with an image and a label.
+
+    Args:
+      name, labels, fingerprint, warnings: as ``Source``.
+      rows: by original split.
+      numbers: the rows' labels.
+      chosen: for each split, the original split of its images and their indices.
+      image_columns: the columns of the images; a row has its image in the first that has one.
+      inside: where files that rows name must be; None: anywhere.
+    """
 
     def __init__(
         self,
@@ -69,21 +78,8 @@ class HuggingFaceSource(Source):
         image_columns: Sequence[str],
         inside: Inside | None,
         fingerprint: str,
-        warnings: tuple[str, ...],
+        warnings: Iterable[str],
     ) -> None:
-        """Initializes the source.
-
-        Args:
-          name: as ``Source``.
-          labels: as ``Source``.
-          rows: by original split.
-          numbers: the rows' labels.
-          chosen: for each split, the original split of its images and their indices.
-          image_columns: the columns of the images; a row has its image in the first that has one.
-          inside: where files that rows name must be; None: anywhere.
-          fingerprint: as ``Source``.
-          warnings: as ``Source``.
-        """
         sizes = {split: len(places) for split, (_, places) in chosen.items()}
         super().__init__("huggingface", name, labels, sizes, fingerprint, warnings=warnings)
         self._rows = dict(rows)
@@ -111,12 +107,13 @@ class HuggingFaceSource(Source):
             (row[column] for column in self._image_columns if row[column]), {}
         )
         file, content = value.get("path"), value.get("bytes")
-        image: bytes | BadImageError
+        # A row without an image counts as an undecodable image.
+        image: bytes | BadImageError = content or b""
         try:
             if content is None and file:
-                content = self._read_file(Path(file), f"row {place} of {origin}")
-            # A row without an image counts as an undecodable image.
-            image = checked_size(content or b"")
+                image = self._read_file(Path(file), f"row {place} of {origin}")
+            else:
+                check_size(len(content or b""))
         except BadImageError as error:
             image = error
         name = printable(Path(file).name) if file else f"{origin}[{place}]"
@@ -406,7 +403,7 @@ def _undecoded(datasets: Any, path: Path, rows: _Rows, column: str) -> _Rows:
 
 def _labels(
     datasets: Any, path: Path, rows: Mapping[str, _Rows], column: str
-) -> tuple[tuple[str, ...], dict[str, np.ndarray], tuple[str, ...]]:
+) -> tuple[tuple[str, ...], dict[str, np.ndarray], list[str]]:
     """Returns the classes, each split's labels, and warnings of splits without labels."""
     for split, split_rows in rows.items():
         if column not in split_rows.features:
@@ -427,9 +424,7 @@ def _labels(
         for split, labels in values.items()
         if split != "train" and all(label in (None, -1) for label in labels)
     }
-    warnings = tuple(
-        f"the split {split} is ignored: it has no labels" for split in sorted(unlabelled)
-    )
+    warnings = [f"the split {split} is ignored: it has no labels" for split in sorted(unlabelled)]
     values = {split: values[split] for split in values if split not in unlabelled}
     if names is None:
         names = _class_names(path, column, values["train"])
@@ -465,7 +460,7 @@ def _several(
     column: str | None,
     flags: list[str],
     several: SeveralLabels,
-) -> tuple[tuple[str, ...], dict[str, list[Label]], tuple[str, ...]]:
+) -> tuple[tuple[str, ...], dict[str, list[Label]], list[str]]:
     """Returns the classes, each split's labels, and warnings, of rows with several labels.
 
     Args:
@@ -492,7 +487,7 @@ def _several(
                 labels = several.names(f"{place}: {column}", _with_names(place, values[0], checked))
             named[split].append(labels)
     unlabelled = [split for split, own in named.items() if split != "train" and not any(own)]
-    warnings = tuple(f"the split {split} is ignored: it has no labels" for split in unlabelled)
+    warnings = [f"the split {split} is ignored: it has no labels" for split in unlabelled]
     named = {split: own for split, own in named.items() if split not in unlabelled}
     without = [
         f"row {row} of {split}"
@@ -521,8 +516,8 @@ def _several(
     if not any(numbered["train"]):
         raise UserError(f"{path}: no row of train has a label")
     trained = {name for labels in named["train"] for name in labels}
-    unused = warnings_of_unused(classes, trained)
-    return classes, numbered, (*warnings, *warnings_of_names(classes), *unused)
+    warnings += (*warnings_of_names(classes), *warnings_of_unused(classes, trained))
+    return classes, numbered, warnings
 
 
 def _with_names(place: str, labels: Any, names: tuple[str, ...] | None) -> Any:

@@ -34,11 +34,7 @@ class _State(msgspec.Struct):
 
 
 def check_names(path: Path, allow_outside: bool) -> None:
-    """Checks the names of files and folders that a data set's own files give.
-
-    Args:
-      path: the data set's folder.
-      allow_outside: whether they may be outside of it.
+    """Checks the names of files and folders that the files in a data set's folder give.
 
     Raises:
       UserError: one is an address or, unless allowed, outside; there is a script, which old

@@ -19,16 +19,8 @@ from imagenet_fast.data.prepare.sources.files import size_of
 _DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
 _FASHION = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 _LABELS = {"fashion_mnist": _FASHION, "mnist": tuple("0123456789")}
 
@@ -59,12 +51,8 @@ def open_idx(path: Path | None = None, name: str | None = None, pad_to: int = 0)
     """
     path = path or _DEBIAN
     if not path.is_dir():
-        advice = (
-            "; install Debian's dataset-fashion-mnist or give --source_path"
-            if path == _DEBIAN
-            else ""
-        )
-        raise UserError(f"{path}: no such directory{advice}")
+        advice = "; install Debian's dataset-fashion-mnist or give --source_path"
+        raise UserError(f"{path}: no such directory{advice * (path == _DEBIAN)}")
     arrays = {
         split: (_read(path, f"{prefix}-images", 3), _read(path, f"{prefix}-labels", 1))
         for split, prefix in _SPLITS.items()

@@ -77,7 +77,13 @@ class _ValidationLabels(NamedTuple):
 
 
 class TarSource(Source):
-    """Images in uncompressed tar files, read without unpacking."""
+    """Images in uncompressed tar files, read without unpacking.
+
+    Args:
+      synsets, labels, warnings: as ``Source``.
+      tars: the tar file of each split.
+      members: the images of each split.
+    """
 
     def __init__(
         self,
@@ -87,15 +93,6 @@ class TarSource(Source):
         members: Mapping[str, list[_Member]],
         warnings: Iterable[str],
     ) -> None:
-        """Initializes the source.
-
-        Args:
-          synsets: as ``Source``.
-          labels: as ``Source``.
-          tars: the tar file of each split.
-          members: the images of each split.
-          warnings: as ``Source``.
-        """
         digest = hashlib.sha256()
         for split, images in members.items():
             for image in images:

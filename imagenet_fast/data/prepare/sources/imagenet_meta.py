@@ -24,10 +24,7 @@ _SECONDS = 60  # ImageNet's own takes one
 
 
 def rows_of_meta(data: bytes) -> list[tuple[int, str, str]]:
-    """Returns the number, synset and name of each row of the struct array ``synsets``.
-
-    Args:
-      data: the content of ``meta.mat``.
+    """Returns the number, synset and name of each row of ``synsets`` in ``meta.mat``.
 
     Raises:
       ValueError: if SciPy cannot read it; the message says why.

@@ -53,21 +53,27 @@ _SHOWN = 100  # characters of a value in a message
 
 
 class _Row(NamedTuple):
-    """A line of the list.
+    """A line of the list."""
 
-    Attributes:
-      number: the line's, from 1.
-      file: path of the image, as written.
-      label: the class name; names if an image has several.
-      split: ``train``, ``validation`` or ``test``.
-      group: of images that must be in one split; empty: none.
-    """
-
-    number: int
-    file: str
-    label: str | tuple[str, ...]
+    number: int  # from 1
+    file: str  # as written
+    label: str | tuple[str, ...]  # several if the data has several labels an image
     split: str
-    group: str
+    group: str  # of images that must be in one split; empty: none
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of all its classes."""
+        return (self.label,) if isinstance(self.label, str) else self.label
+
+
+class _Columns(NamedTuple):
+    """Names of columns, or None."""
+
+    image: str | None
+    label: str | None
+    split: str | None
+    group: str | None
 
 
 def open_list(
@@ -127,9 +133,8 @@ def open_list(
     path = path.resolve()
     notes: list[str] = []
     several = SeveralLabels(label_separator, label_columns, allow_unlabelled, label_column)
-    rows, class_columns = _read(
-        path, image_column, label_column, split_column, group_column, several, notes
-    )
+    given = _Columns(image_column, label_column, split_column, group_column)
+    rows, class_columns = _read(path, given, several, notes)
     root = to_local_path(image_dir, "image_dir").resolve() if image_dir else path.parent
     rows = _with_files(path, root, rows, notes)
     _check_inside(path, root, rows, allow_outside)
@@ -152,12 +157,7 @@ def open_list(
         image = ListedFile(row.file, label, size_of(root / row.file), copy, row.group)
         files.setdefault(row.split, []).append(image)
     files = {split: sorted(images) for split, images in files.items()}
-    trained = {
-        name
-        for row in rows
-        if row.split == "train"
-        for name in ((row.label,) if isinstance(row.label, str) else row.label)
-    }
+    trained = {name for row in rows if row.split == "train" for name in row.labels}
     return file_source(
         "list",
         name or printable(path.stem),
@@ -172,35 +172,19 @@ def open_list(
 
 
 def _read(
-    path: Path,
-    image_column: str | None,
-    label_column: str | None,
-    split_column: str | None,
-    group_column: str | None,
-    several: SeveralLabels,
-    notes: list[str],
+    path: Path, given: _Columns, several: SeveralLabels, notes: list[str]
 ) -> tuple[list[_Row], list[str]]:
     """Returns the lines of a list, and its columns with 0 or 1; adds notes on how it was read."""
     rows: list[_Row] = []
     flags: list[str] = []
-    columns: tuple[str, str | None, str | None, str | None] | None = None
+    columns: _Columns | None = None
     usual = (*_IMAGE_COLUMNS, *_LABEL_COLUMNS, *_SPLIT_COLUMNS, *_GROUP_COLUMNS)
-    named = [image_column, label_column, split_column, group_column]
-    named += (several.columns or "").split(",")
-    given = (name.strip().lower() for name in named if name)
-    for number, values in _lines(path, notes, {*usual, *given}):
+    named = (name.strip().lower() for name in (*given, *(several.columns or "").split(",")) if name)
+    for number, values in _lines(path, notes, {*usual, *named}):
         if columns is None:
-            known = list(values)
-            columns = (
-                _column(path, known, image_column, _IMAGE_COLUMNS, "image"),
-                None
-                if several.columns
-                else _column(path, known, label_column, _LABEL_COLUMNS, "label"),
-                _split_column(path, known, split_column),
-                None if group_column is None else _column(path, known, group_column, (), "group"),
-            )
-            flags = several.classes(path, known, columns)
-            unused = _known(known, _GROUP_COLUMNS)
+            columns = _columns(path, list(values), given, several)
+            flags = several.classes(path, list(values), columns)
+            unused = _known(list(values), _GROUP_COLUMNS)
             used = {*columns, *flags}
             if unused and unused not in used and columns[2:] == (None, None):
                 notes.append(
@@ -208,51 +192,46 @@ def _read(
                     f"splits, where they make accuracy look better; --group_column={unused} keeps "
                     "them in one"
                 )
-            if columns[0] in columns[1:]:
+            if columns.image in columns[1:]:
                 raise UserError(
-                    f"{path}: the column {columns[0]!r} cannot be that of the images and another"
+                    f"{path}: the column {columns.image!r} cannot be that of the images and another"
                 )
-        if columns[2] is None and (late := _split_column(path, list(values), None)):
+        if columns.split is None and (late := _known(list(values), _SPLIT_COLUMNS)):
             raise UserError(
                 f"{path}, line {number}: has {late!r}, which the first line lacks: give the split "
                 "of each image"
             )
-        image, label, split, group = (
-            None if column is None else values.get(column) for column in columns
-        )
-        file, place = _text(path, number, columns[0], image), f"{path}, line {number}"
+        place = f"{path}, line {number}"
+        file = _text(place, columns.image, values)
+        label = None if columns.label is None else values.get(columns.label)
         text: str | tuple[str, ...]
-        if columns[1] is None:
+        if columns.label is None:
             text = several.flagged(place, flags, values)
         elif (
             several.separator
             or isinstance(label, list)
-            or (several.allow_unlabelled and values.get(columns[1], 0) is None)
+            or (several.allow_unlabelled and values.get(columns.label, 0) is None)
         ):
-            text = several.names(f"{place}: {columns[1]}", label)
+            text = several.names(f"{place}: {columns.label}", label)
         else:
-            text = _text(path, number, columns[1], label)
-        name = "" if columns[3] is None else _text(path, number, columns[3], group)
-        rows.append(_Row(number, file, text, _split(path, number, columns[2], split), name))
+            text = _text(place, columns.label, values)
+        split = "train" if columns.split is None else _split(place, columns.split, values)
+        group = _text(place, columns.group, values)
+        rows.append(_Row(number, file, text, split, group))
     if not rows:
         raise UserError(f"{path}: lists no image")
     if not all(isinstance(row.label, str) for row in rows):  # of JSON, some or all are lists
-        rows = [
-            row._replace(label=(row.label,)) if isinstance(row.label, str) else row for row in rows
-        ]
-        check_no_flags(path, [row.label for row in rows if not isinstance(row.label, str)])
+        rows = [row._replace(label=row.labels) for row in rows]
+        check_no_flags(path, [row.labels for row in rows])
     return rows, flags
 
 
 def _lines(
     path: Path, notes: list[str], known: Collection[str]
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yields the number of each line and its values by column.
+    """Yields the number of each line and its values by column; notes an unusual separator.
 
-    Args:
-      path: the list.
-      notes: to which one on another separator is added.
-      known: names that columns may have, in lower case.
+    ``known`` has the names that columns may have, in lower case.
     """
     suffix = path.suffix.lower()
     if suffix not in _DELIMITERS and suffix not in _JSON_LINES:
@@ -352,33 +331,38 @@ def _known(known: list[str], names: tuple[str, ...]) -> str | None:
     return found[0] if found else None
 
 
-def _split_column(path: Path, known: list[str], given: str | None) -> str | None:
-    if given is not None:
-        return _column(path, known, given, _SPLIT_COLUMNS, "split")
-    return _known(known, _SPLIT_COLUMNS)
+def _columns(path: Path, known: list[str], given: _Columns, several: SeveralLabels) -> _Columns:
+    """Returns the columns, of those that there are."""
+    image = _column(path, known, given.image, _IMAGE_COLUMNS, "image")
+    label, split, group = None, _known(known, _SPLIT_COLUMNS), None
+    if not several.columns:
+        label = _column(path, known, given.label, _LABEL_COLUMNS, "label")
+    if given.split is not None:
+        split = _column(path, known, given.split, (), "split")
+    if given.group is not None:
+        group = _column(path, known, given.group, (), "group")
+    return _Columns(image, label, split, group)
 
 
-def _text(path: Path, number: int, column: str, value: Any) -> str:
-    """Returns a value, which may be a number, as text."""
+def _text(place: str, column: str | None, values: Mapping[str, Any]) -> str:
+    """Returns a value, which may be a number, as text; empty if there is no column of it."""
+    if column is None:
+        return ""
+    value = values.get(column)
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         shown = "missing" if value is None else json.dumps(value)[:_SHOWN]
-        raise UserError(f"{path}, line {number}: {column} is {shown}, but must be text")
+        raise UserError(f"{place}: {column} is {shown}, but must be text")
     text = str(value).strip()
     if not text or text.splitlines() != [text]:
-        raise UserError(
-            f"{path}, line {number}: {column} is {text[:_SHOWN]!r}, but must be one line of text"
-        )
+        raise UserError(f"{place}: {column} is {text[:_SHOWN]!r}, but must be one line of text")
     return text
 
 
-def _split(path: Path, number: int, column: str | None, value: Any) -> str:
-    if column is None:
-        return "train"
+def _split(place: str, column: str, values: Mapping[str, Any]) -> str:
+    value = values.get(column)
     split = SPLITS.get(str(value).strip().lower())
     if split is None:
-        raise UserError(
-            f"{path}, line {number}: {column} is {value!r}, but must be one of {', '.join(SPLITS)}"
-        )
+        raise UserError(f"{place}: {column} is {value!r}, but must be one of {', '.join(SPLITS)}")
     return split
 
 
@@ -426,8 +410,7 @@ def _with_all_labels(path: Path, root: Path, rows: list[_Row]) -> Iterator[tuple
                 f"line {row.number}; keep one of them"
             )
         found[file] = other._replace(label=tuple(dict.fromkeys((*other.label, *row.label))))
-    for row in found.values():
-        yield row, 0
+    yield from ((row, 0) for row in found.values())
 
 
 def _classes(path: Path, rows: list[_Row], columns: list[str]) -> tuple[str, ...]:
@@ -440,7 +423,7 @@ def _classes(path: Path, rows: list[_Row], columns: list[str]) -> tuple[str, ...
     """
     splits: dict[str, set[str]] = defaultdict(set)
     for row in rows:
-        splits[row.split].update((row.label,) if isinstance(row.label, str) else row.label)
+        splits[row.split].update(row.labels)
     if "train" not in splits:
         raise UserError(f"{path}: has no training images")
     train = splits.pop("train")
@@ -518,11 +501,8 @@ def _with_files(path: Path, root: Path, rows: list[_Row], notes: list[str]) -> l
 def _similar(root: Path, name: str, names: dict[Path, dict[str, list[str]]]) -> str | None:
     """Returns the only image whose name is as given in another case, or plus a suffix; or None.
 
-    Args:
-      root: the directory of the images.
-      name: a path in it.
-      names: for each folder, its images by their names in lower case, with and without suffix;
-        updated.
+    It adds to ``names``, for each folder, its images by their names in lower case, with and without
+    suffix.
     """
     folder = (root / name).parent
     if folder not in names:

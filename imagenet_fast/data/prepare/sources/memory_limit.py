@@ -15,10 +15,7 @@ def limited_memory(more: int) -> Iterator[None]:
     """Limits this process's private memory, in a context, to what it has and some more.
 
     An allocation above it fails, as if the machine had no more; mapped files do not count. Only
-    Linux has such a limit: elsewhere there is none.
-
-    Args:
-      more: bytes that may be allocated besides those that are.
+    Linux has such a limit: elsewhere there is none. ``more`` is in bytes.
     """
     if sys.platform != "linux" or not _STATUS.exists():
         yield

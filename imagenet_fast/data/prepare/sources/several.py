@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from imagenet_fast.base.counted import counted
@@ -51,12 +51,7 @@ class SeveralLabels:
             )
 
     def classes(self, place: Any, known: Sequence[str], used: Collection[str | None]) -> list[str]:
-        """Returns the columns that are classes.
-
-        Args:
-          place: the table, for messages.
-          known: its columns.
-          used: those with something else.
+        """Returns the columns, of all ``known``, that are classes and not ``used`` otherwise.
 
         Raises:
           UserError: there is no such column, or one is given twice or used otherwise.
@@ -125,13 +120,7 @@ class SeveralLabels:
     def check_labelled(
         self, place: Any, images: int, unlabelled: Sequence[str], *, multi_label: bool = True
     ) -> None:
-        """Checks images without a label.
-
-        Args:
-          place: the data, for messages.
-          images: number of all images.
-          unlabelled: names of images without a label.
-          multi_label: whether the data has several labels an image.
+        """Checks images without a label, of which ``unlabelled`` has the names.
 
         Raises:
           UserError: there are some, which is not allowed, or cannot be.
@@ -152,10 +141,6 @@ class SeveralLabels:
 def check_no_flags(place: Any, labels: Sequence[Sequence[str]]) -> None:
     """Checks that lists of labels are not values of 0 or 1 for each class.
 
-    Args:
-      place: the data, for messages.
-      labels: of each image, as of :meth:`SeveralLabels.names`.
-
     Raises:
       UserError: all have only 0 and 1, as many of them in each, and one more than once.
     """
@@ -169,20 +154,14 @@ def check_no_flags(place: Any, labels: Sequence[Sequence[str]]) -> None:
         )
 
 
-def warnings_of_unused(classes: Sequence[str], labels: Collection[str]) -> tuple[str, ...]:
-    """Warns of classes of which there is no training image.
-
-    Args:
-      classes: all of them.
-      labels: those of training images.
-    """
+def warnings_of_unused(classes: Sequence[str], labels: Collection[str]) -> Iterator[str]:
+    """Warns of classes of which no training image has the label."""
     unused = [repr(name.strip()) for name in classes if name not in labels]
-    if not unused:
-        return ()
-    return (
-        f"no training image has {counted(len(unused), 'class', 'classes')} "
-        f"({first_names(unused)}), which cannot be learnt so: add images, or leave it out",
-    )
+    if unused:
+        yield (
+            f"no training image has {counted(len(unused), 'class', 'classes')} "
+            f"({first_names(unused)}), which cannot be learnt so: add images, or leave it out"
+        )
 
 
 def in_order(names: Collection[str]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, Union
 
@@ -77,23 +77,20 @@ class _Shard(NamedTuple):
 
 
 class TfdsSource(Source):
-    """Examples with the features ``image`` (an encoded image) and ``label``."""
+    """Examples with the features ``image`` (an encoded image) and ``label``.
+
+    Args:
+      name, labels, warnings: as ``Source``.
+      shards: the files of each split.
+    """
 
     def __init__(
         self,
         name: str,
         labels: tuple[str, ...],
         shards: Mapping[str, list[_Shard]],
-        warnings: tuple[str, ...] = (),
+        warnings: Iterable[str] = (),
     ) -> None:
-        """Initializes the source.
-
-        Args:
-          name: as ``Source``.
-          labels: as ``Source``.
-          shards: the files of each split.
-          warnings: as ``Source``.
-        """
         digest = hashlib.sha256()
         for members in shards.values():
             for shard in members:
@@ -181,12 +178,7 @@ def _prepared(name: str, data_dir: Path | None) -> Path:
         ) from None
     except Exception as error:  # e.g. an unknown configuration or version
         raise UserError(f"tfds_name={name!r} cannot be used: {first_line(error)}") from error
-    features = builder.info.features or {}
-    for feature in ("image", "label"):
-        if feature not in features:  # checked before the download
-            raise UserError(
-                f"{name}: has no feature {feature!r}; it has {', '.join(sorted(features))}"
-            )
+    _check_features(name, builder.info.features or {})  # before the download
     try:
         builder.download_and_prepare(file_format="tfrecord")
     except Exception as error:  # by the network, the disk or the data set's code
@@ -253,11 +245,7 @@ def _read(path: Path, kind: type[_Json]) -> _Json:
 
 def _class_names(directory: Path) -> tuple[str, ...]:
     features = _read(directory / _FEATURES, _Features).features_dict.features
-    for feature in ("image", "label"):
-        if feature not in features:
-            raise UserError(
-                f"{directory}: has no feature {feature!r}; it has {', '.join(sorted(features))}"
-            )
+    _check_features(directory, features)
     _check_image(directory, features["image"])
     path = directory / _LABELS
     if path.is_file():
@@ -275,6 +263,14 @@ def _class_names(directory: Path) -> tuple[str, ...]:
     if not 0 < count <= MAX_CLASSES:
         raise UserError(f"{path}: has {counted(count, 'class', 'classes')}, not 1..{MAX_CLASSES}")
     return tuple(names)
+
+
+def _check_features(place: Any, features: Mapping[str, Any]) -> None:
+    for feature in ("image", "label"):
+        if feature not in features:
+            raise UserError(
+                f"{place}: has no feature {feature!r}; it has {', '.join(sorted(features))}"
+            )
 
 
 def _check_image(directory: Path, feature: _Feature) -> None:
