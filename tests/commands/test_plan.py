@@ -335,7 +335,7 @@ def test_a_run(capsys, tmp_path):
     arguments = [*RUN, "--accelerator=v100", "--chips=8", f"--output_dir={tmp_path}"]
     assert run(["plan", *arguments]) == 0
     printed = capsys.readouterr().out
-    assert "8 NVIDIA V100 (SXM2, 16 GB), 1 hosts: 8 replicas of 32 images" in printed
+    assert "8 NVIDIA V100 (SXM2, 16 GB), 1 host: 8 replicas of 32 images" in printed
     assert {own.name for own in tmp_path.iterdir()} == {"plan.txt", "plan.json", "plan.svg"}
 
 

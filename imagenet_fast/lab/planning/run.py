@@ -13,6 +13,7 @@ import tensorflow as tf
 from matplotlib.figure import Figure
 
 from imagenet_fast.base import environment
+from imagenet_fast.base.counted import counted
 from imagenet_fast.base.durations import milliseconds
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.plotting import FILE_STYLE, SENTINELS, svg
@@ -228,8 +229,9 @@ class RunPlan:
             f"run         {config.model}, {self.step.parameters:,} parameters, {config.precision}, "
             f"{config.optimizer}; batch {config.batch_size:,}, {self.steps:,} steps, "
             f"{epochs:.4g} epochs",
-            f"hardware    {self.hardware.chips:,} {chip.title}, {cluster.hosts:,} hosts: "
-            f"{cluster.replicas:,} replicas of {self.step.all_images:,} images{parts}",
+            f"hardware    {self.hardware.chips:,} {chip.title}, {counted(cluster.hosts, 'host')}: "
+            f"{counted(cluster.replicas, 'replica')} of {counted(self.step.all_images, 'image')}"
+            f"{parts}",
             f"memory      {self._memory_line()}",
             f"work        {self.step.flops / self.step.all_images / 1e9:.4g} GFLOPs per image, "
             f"{self.step.unpadded_flops / self.step.images / 1e9:.4g} without padding, as XLA "
