@@ -410,6 +410,8 @@ def test_the_page_shows_what_the_command_prints(capsys):
     ).groups()
     assert run(shlex.split(command)) == 0
     printed = capsys.readouterr().out
+    exact = re.compile("^run .*$", re.MULTILINE)
+    assert exact.findall(printed) == exact.findall(shown) != []
     number = re.compile(r"\d[\d,]*(?:\.\d+)?")
     assert number.sub("#", printed).strip() == number.sub("#", shown).strip()
     values = [

@@ -222,7 +222,7 @@ class RunPlan:
         """Returns the plan as text."""
         config, cluster, time, ms = self.config, self.hardware.cluster, self.time, milliseconds
         chip, compute = cluster.accelerator, time.compute
-        epochs = self.steps * config.batch_size / self.examples
+        epochs = self.steps / self._steps_per_epoch
         parts = f" in {self.step.micro_batches} micro-batches" * (self.step.micro_batches > 1)
         need = self.images_per_second / cluster.hosts
         lines = [
@@ -388,10 +388,13 @@ class RunPlan:
         missing = requested not in _algorithms(self.hardware.cluster)
         return "builtin" if torus and missing else requested
 
+    @property
+    def _steps_per_epoch(self) -> int:
+        return self.examples // self.config.batch_size
+
     def _job(self) -> Job:
         time = self.time
         every = self.config.checkpoint_every
-        per_epoch = max(1, self.examples // self.config.batch_size)
         # The mean over image sizes, relative to a step on images of image_size.
         scale = self.seconds / (self.steps * time.total)
         return Job(
@@ -399,7 +402,7 @@ class RunPlan:
             steps=self.steps,
             device_seconds=scale * time.compute.total,
             other_seconds=scale * (time.total - time.compute.total),
-            checkpoint_steps=max(1, every.steps(per_epoch, self.config.batch_size)),
+            checkpoint_steps=max(1, every.steps(self._steps_per_epoch, self.config.batch_size)),
         )
 
     def _sizes(self) -> list[str]:
