@@ -246,7 +246,7 @@ KNOTS = {"schedule": "piecewise_linear", "knots_at": "0 steps,9 steps", "knots":
 
 
 def test_this_file_has_all_options():
-    assert list(OTHER) == option_names()
+    assert list(OTHER) == option_names(), "give OTHER another value of each, in the same order"
     default = Config()
     assert [name for name in OTHER if OTHER[name] == getattr(default, name)] == []
 

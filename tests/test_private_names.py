@@ -1,6 +1,7 @@
 """Private names of Keras and TensorFlow: docs/architecture.md has all of them, and they exist."""
 
 import ast
+import functools
 import importlib
 import inspect
 import pathlib
@@ -61,8 +62,13 @@ def find(name):
     return found
 
 
+@functools.cache
 def used():
-    """Yields each private name in the package that it does not define, and its file."""
+    """Returns each private name in the package that it does not define, and its file."""
+    return list(find_used())
+
+
+def find_used():
     trees = {
         path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text())
         for path in PACKAGE.rglob("*.py")
@@ -112,3 +118,22 @@ def test_all_names_are_listed():
     assert {found.pop(name, "base/keras_2.py") for name in OF_KERAS_2} == {"base/keras_2.py"}
     known = {*LISTED, *(name.rpartition(".")[2] for name in LISTED)}
     assert {name: file for name, file in found.items() if name not in known} == {}
+
+
+ROWS = re.findall(r"^\| (`.*?) \| (.*) \|$", SECTION, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("names", "purpose"), ROWS, ids=[names[:40] for names, _ in ROWS])
+def test_a_row_has_the_files(names, purpose):
+    """A row that names files or folders names all that use its names, and no others."""
+    places = tuple(re.findall(r"`([\w/]+(?:\.py|/))`", purpose))
+    listed = set(re.findall(r"`([\w.]+)`", names))
+    short = {name.rpartition(".")[2] for name in listed}
+    files = {file for name, file in used() if name in listed | short}
+    assert not places or [file for file in files if not file.startswith(places)] == []
+    assert [place for place in places if not short & _words(PACKAGE / place)] == []
+
+
+def _words(path):
+    files = path.rglob("*.py") if path.is_dir() else [path]
+    return {word for file in files for word in re.findall(r"\w+", file.read_text())}

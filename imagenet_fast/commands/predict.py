@@ -33,8 +33,9 @@ def main(arguments: list[str]) -> int:
     check_arguments(flags["saved_model"], files)  # TensorFlow takes seconds to import.
     path = output_path(output) if output else None
     import_tensorflow()
-    from imagenet_fast.serving.predict import predict
+    from imagenet_fast.serving.predict import files_in, predict
 
+    files = list(files_in(files))  # their names are aligned
     answers = predict(flags["saved_model"], files)
     if path is not None:
         count, unreadable = write_file_of_answers(path, answers)

@@ -60,7 +60,7 @@ def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Itera
     """
     check_arguments(directory, paths)
     classify, preparation = _load(directory)
-    found = _files(paths)
+    found = files_in(paths)
     while files := list(itertools.islice(found, batch_size)):
         try:
             answers = _classify(classify, preparation, files)
@@ -73,8 +73,16 @@ def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Itera
         yield from answers
 
 
-def _files(paths: Sequence[str]) -> Iterator[str]:
-    """Yields the files, with those in folders; a folder without images is left to be reported."""
+def files_in(paths: Sequence[str]) -> Iterator[str]:
+    """Yields the names of the files that :func:`predict` classifies.
+
+    Args:
+      paths: files, and folders, whose images come in their place; a folder without images is left
+        to be reported.
+
+    Raises:
+      UserError: if a folder cannot be read.
+    """
     for name in paths:
         path = to_path(name)
         images: list[pathlib.Path] = []

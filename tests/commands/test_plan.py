@@ -1,6 +1,8 @@
 import csv
 import json
+import pathlib
 import re
+import shlex
 import xml.etree.ElementTree
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 
 from imagenet_fast.commands import run
 
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "planning.md"
 RECIPE = ["--flagfile=facebook_1h_8k"]
 GOOGLE = [
     "--schedule=polynomial",
@@ -332,7 +335,7 @@ def test_a_run(capsys, tmp_path):
     arguments = [*RUN, "--accelerator=v100", "--chips=8", f"--output_dir={tmp_path}"]
     assert run(["plan", *arguments]) == 0
     printed = capsys.readouterr().out
-    assert "8 NVIDIA V100 (SXM2, 16 GB), 1 hosts: 8 replicas of 32 images" in printed
+    assert "8 NVIDIA V100 (SXM2, 16 GB), 1 host: 8 replicas of 32 images" in printed
     assert {own.name for own in tmp_path.iterdir()} == {"plan.txt", "plan.json", "plan.svg"}
 
 
@@ -396,3 +399,22 @@ def test_mistakes_in_a_run(capsys, arguments, message):
 def test_hardware_that_is_none(capsys, flag, message):
     assert run(["plan", *RECIPE, flag]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_page_shows_what_the_command_prints(capsys):
+    """Numbers to within 1%: other versions of Keras make graphs that differ a little."""
+    command, shown = re.search(
+        r"^    imagenet-fast (plan .*)\n\n```text\n(.*?)```$",
+        PAGE.read_text(),
+        re.MULTILINE | re.DOTALL,
+    ).groups()
+    assert run(shlex.split(command)) == 0
+    printed = capsys.readouterr().out
+    exact = re.compile("^run .*$", re.MULTILINE)
+    assert exact.findall(printed) == exact.findall(shown) != []
+    number = re.compile(r"\d[\d,]*(?:\.\d+)?")
+    assert number.sub("#", printed).strip() == number.sub("#", shown).strip()
+    values = [
+        [float(value.replace(",", "")) for value in number.findall(own)] for own in (printed, shown)
+    ]
+    assert values[0] == pytest.approx(values[1], rel=0.01)

@@ -1,6 +1,8 @@
 """The flags of ``prepare``: those of sources are the sources' own."""
 
 import inspect
+import pathlib
+import re
 
 import pytest
 
@@ -9,6 +11,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.commands import prepare
 from imagenet_fast.data.prepare.sources import KINDS
 
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
 # Given by another flag, or by none.
 FOR_ALL = {"path", "name", "seed"}
 
@@ -36,8 +39,17 @@ def test_each_flag_of_a_source_names_those_that_have_it():
 def test_the_help_names_all_sources(capsys):
     with pytest.raises(SystemExit):
         prepare.main(["--help"])
-    listed = capsys.readouterr().out.partition("--source: ")[2].partition(": see")[0]
+    text = " ".join(capsys.readouterr().out.split())  # without line breaks
+    listed = text.partition("--source: ")[2].partition(": see")[0]
     assert {*listed.replace(" or ", ", ").split(", ")} == {*KINDS}
+
+
+def test_the_pages_have_all_sources():
+    rows = re.findall(r"^\| (`.+?) \|", (DOCS / "data.md").read_text(), re.MULTILINE)
+    in_table = {kind for row in rows for kind in re.findall(r"`(\w+)`", row)}
+    assert {*KINDS} <= in_table
+    api = (DOCS / "api" / "data.rst").read_text()
+    assert [kind for kind in KINDS if f".open_{kind}\n" not in api] == []
 
 
 def test_a_source_gets_what_is_given_as_the_flag_s_default(monkeypatch, tmp_path, capsys):

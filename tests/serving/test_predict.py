@@ -217,6 +217,15 @@ def test_table(model, images, answers, capfd):
         assert line == f"{answer['file']}  {', '.join(told)}"
 
 
+def test_answers_are_aligned(model, images, capfd, monkeypatch):
+    """Also behind the files of a folder, whose names are longer than the folder's."""
+    folder = pathlib.Path(images[0]).parent
+    monkeypatch.chdir(folder)
+    finished = run(capfd, f"--saved_model={model}", "1.png", str(folder))
+    names = ["1.png", *images]
+    assert [line[: max(map(len, names)) + 2].rstrip() for line in finished.out] == names
+
+
 def test_json(model, images, answers, capfd):
     finished = run(capfd, images[0], f"--saved_model={model}", "--json", images[1])
     assert finished.status == 0

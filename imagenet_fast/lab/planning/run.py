@@ -13,6 +13,7 @@ import tensorflow as tf
 from matplotlib.figure import Figure
 
 from imagenet_fast.base import environment
+from imagenet_fast.base.counted import counted
 from imagenet_fast.base.durations import milliseconds
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.plotting import FILE_STYLE, SENTINELS, svg
@@ -221,15 +222,16 @@ class RunPlan:
         """Returns the plan as text."""
         config, cluster, time, ms = self.config, self.hardware.cluster, self.time, milliseconds
         chip, compute = cluster.accelerator, time.compute
-        epochs = self.steps * config.batch_size / self.examples
+        epochs = self.steps / self._steps_per_epoch
         parts = f" in {self.step.micro_batches} micro-batches" * (self.step.micro_batches > 1)
         need = self.images_per_second / cluster.hosts
         lines = [
             f"run         {config.model}, {self.step.parameters:,} parameters, {config.precision}, "
             f"{config.optimizer}; batch {config.batch_size:,}, {self.steps:,} steps, "
             f"{epochs:.4g} epochs",
-            f"hardware    {self.hardware.chips:,} {chip.title}, {cluster.hosts:,} hosts: "
-            f"{cluster.replicas:,} replicas of {self.step.all_images:,} images{parts}",
+            f"hardware    {self.hardware.chips:,} {chip.title}, {counted(cluster.hosts, 'host')}: "
+            f"{counted(cluster.replicas, 'replica')} of {counted(self.step.all_images, 'image')}"
+            f"{parts}",
             f"memory      {self._memory_line()}",
             f"work        {self.step.flops / self.step.all_images / 1e9:.4g} GFLOPs per image, "
             f"{self.step.unpadded_flops / self.step.images / 1e9:.4g} without padding, as XLA "
@@ -386,10 +388,13 @@ class RunPlan:
         missing = requested not in _algorithms(self.hardware.cluster)
         return "builtin" if torus and missing else requested
 
+    @property
+    def _steps_per_epoch(self) -> int:
+        return self.examples // self.config.batch_size
+
     def _job(self) -> Job:
         time = self.time
         every = self.config.checkpoint_every
-        per_epoch = max(1, self.examples // self.config.batch_size)
         # The mean over image sizes, relative to a step on images of image_size.
         scale = self.seconds / (self.steps * time.total)
         return Job(
@@ -397,7 +402,7 @@ class RunPlan:
             steps=self.steps,
             device_seconds=scale * time.compute.total,
             other_seconds=scale * (time.total - time.compute.total),
-            checkpoint_steps=max(1, every.steps(per_epoch, self.config.batch_size)),
+            checkpoint_steps=max(1, every.steps(self._steps_per_epoch, self.config.batch_size)),
         )
 
     def _sizes(self) -> list[str]:
