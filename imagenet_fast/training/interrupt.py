@@ -9,14 +9,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 from tqdm import tqdm
 
 # Slurm, Kubernetes and clouds kill a process 30 seconds after SIGTERM.
 _SECONDS = 25.0
-_USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+_USUAL: dict[int, Callable[[int, FrameType | None], Any] | signal.Handlers] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
 # Those of Interrupt.noted that this process is in.
 _in_context: list[contextlib.ExitStack] = []
 
@@ -60,11 +64,17 @@ class Interrupt:
                 if signal.getsignal(number) is note:  # not set since, as by a callback
                     signal.signal(number, usual)
 
-        def note(number: int, _: FrameType | None) -> None:
-            restore()
-            if not self.waits:
+        def note(number: int, frame: FrameType | None) -> None:
+            if self.waits and self.signal is None:
+                self.signal = signal.Signals(number)
+                return
+            # The other signal keeps this handler: it may have come, too, and wait to be called.
+            usual = own[number]
+            if callable(usual):
+                usual(number, frame)
+            else:
+                signal.signal(number, usual)
                 signal.raise_signal(number)
-            self.signal = signal.Signals(number)
 
         with contextlib.ExitStack() as undo:
             _in_context.append(undo)

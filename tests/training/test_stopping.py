@@ -98,6 +98,21 @@ def test_a_callers_handler_that_was_set_meanwhile_stays():
         signal.signal(signal.SIGTERM, before)
 
 
+def test_both_signals_at_once():
+    # While TensorFlow works, Python calls neither handler, and then first that of SIGINT.
+    ended = run_noting(
+        [
+            "import ctypes",
+            "list(map(ctypes.CDLL(None).kill, [os.getpid()] * 2, [signal.SIGTERM, signal.SIGINT]))",
+            "time.sleep(30)",
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert ended.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM)
+    assert "race" not in ended.stderr
+
+
 def test_what_waits_for_signals_already_gets_them_too():
     # As asyncio's loop, which would not call the handlers of other signals.
     read, write = os.pipe()
