@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import shlex
@@ -74,7 +75,8 @@ def run(arguments: Sequence[str]) -> int:
             # Before training, whether there is a checkpoint is not known.
             how = str(interrupt) or "; start or resume"
             resume = f"{how} with: {shlex.join(['imagenet-fast', *arguments])}"
-        print(f"imagenet-fast {name}: interrupted{resume}", file=sys.stderr)
+        with contextlib.suppress(BrokenPipeError):  # it has ended the reader, such as tee, too
+            print(f"imagenet-fast {name}: interrupted{resume}", file=sys.stderr)
         return 130
 
 

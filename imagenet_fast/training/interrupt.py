@@ -6,16 +6,23 @@ import contextlib
 import os
 import select
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
-from imagenet_fast.base.notices import warn_once
+from tqdm import tqdm
 
 # Slurm, Kubernetes and clouds kill a process 30 seconds after SIGTERM.
 _SECONDS = 25.0
-_USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+_USUAL: dict[int, Callable[[int, FrameType | None], Any] | signal.Handlers] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
+# Those of Interrupt.noted that this process is in.
+_in_context: list[contextlib.ExitStack] = []
 
 
 class Interrupt:
@@ -41,7 +48,8 @@ class Interrupt:
 
         SIGTERM also ends it if the run does not in time, as when the data is on a server that does
         not answer. Signals that the caller handles itself, or ignores, stay the caller's, as do
-        those of a run in another thread than Python's first.
+        those of a run in another thread than Python's first. A process that is forked meanwhile
+        notes none.
         """
         own = {
             number: usual for number, usual in _USUAL.items() if signal.getsignal(number) is usual
@@ -53,30 +61,40 @@ class Interrupt:
 
         def restore() -> None:
             for number, usual in own.items():
+                if signal.getsignal(number) is note:  # not set since, as by a callback
+                    signal.signal(number, usual)
+
+        def note(number: int, frame: FrameType | None) -> None:
+            if self.waits and self.signal is None:
+                self.signal = signal.Signals(number)
+                return
+            # The other signal keeps this handler: it may have come, too, and wait to be called.
+            usual = own[number]
+            if callable(usual):
+                usual(number, frame)
+            else:
                 signal.signal(number, usual)
-
-        def note(number: int, _: FrameType | None) -> None:
-            restore()
-            if not self.waits:
                 signal.raise_signal(number)
-            self.signal = signal.Signals(number)
 
-        # Python calls its handlers when a call of TensorFlow returns, but writes there at once.
-        read, write = os.pipe()
-        os.set_blocking(write, False)
-        before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        watch = threading.Thread(target=self._watch, args=(read, frozenset(own)), daemon=True)
-        watch.start()
-        for number in own:
-            signal.signal(number, note)
-        try:
+        with contextlib.ExitStack() as undo:
+            _in_context.append(undo)
+            undo.callback(_in_context.remove, undo)
+            # Python calls its handlers when a call of TensorFlow returns, but writes there at once.
+            read, write = os.pipe()
+            undo.callback(os.close, read)
+            os.set_blocking(write, False)
+            before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+            watch = threading.Thread(
+                target=self._watch, args=(read, frozenset(own), before), daemon=True
+            )
+            watch.start()
+            undo.callback(watch.join)
+            undo.callback(os.close, write)  # ends the thread
+            undo.callback(signal.set_wakeup_fd, before)
+            undo.callback(restore)
+            for number in own:
+                signal.signal(number, note)
             yield
-        finally:
-            restore()
-            signal.set_wakeup_fd(before)
-            os.close(write)  # ends the thread
-            watch.join()
-            os.close(read)
 
     def end(self) -> None:
         """Ends the process if a signal was noted, as that would have.
@@ -90,22 +108,28 @@ class Interrupt:
         if self.signal is signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM)
 
-    def _watch(self, pipe: int, own: frozenset[int]) -> None:
+    def _watch(self, pipe: int, own: frozenset[int], before: int) -> None:
         """Says what a signal does, and ends the process if the run does not.
 
         Args:
           pipe: gets the number of each signal, and is closed at the end.
           own: the signals that are noted.
+          before: what else is to get the numbers, as of asyncio; -1: nothing.
         """
+        poll = select.poll()  # select.select takes no descriptors from 1,024
+        poll.register(pipe, select.POLLIN)
         deadline: float | None = None
         asked = False
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([pipe], [], [], left)[0]:
+            if not poll.poll(None if left is None else 1000 * left):
                 break
             received = os.read(pipe, 1)
             if not received:
                 return
+            if before >= 0:
+                with contextlib.suppress(OSError):  # full, or closed
+                    os.write(before, received)
             number = received[0]
             if number not in own:
                 continue
@@ -117,8 +141,21 @@ class Interrupt:
                 deadline = time.monotonic() + self._seconds
             if self.waits:
                 asked = True
-                warn_once(
-                    f"{signal.Signals(number).name}: the run saves a checkpoint and ends, within a "
-                    "second or after the evaluation that it is at; a second signal ends it at once"
-                )
+                # Ctrl-C may have ended who reads it.
+                with contextlib.suppress(OSError, ValueError):
+                    tqdm.write(
+                        f"{signal.Signals(number).name}: the run saves a checkpoint and ends, "
+                        "within a second or after the evaluation that it is at; a second signal "
+                        "ends it at once",
+                        file=sys.stderr,
+                    )
         os._exit(128 + signal.SIGTERM)
+
+
+def _leave_contexts() -> None:
+    """In a forked process, leaves the contexts of the other one, which would get its signals."""
+    for context in tuple(_in_context):
+        context.close()
+
+
+os.register_at_fork(after_in_child=_leave_contexts)

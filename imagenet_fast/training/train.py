@@ -197,6 +197,7 @@ class _Training:
                 self._save_input_images(first_step)
                 with run.strategy.scope(), self.interrupt.noted():
                     self._take_steps()
+                self.interrupt.end()  # after a signal since its last look
             step = self.recorder.step
             reached = config.reaches_target(self.recorder.evaluations.last)
             success = reached if config.stop_at_accuracy else step == run.total_steps
@@ -243,7 +244,6 @@ class _Training:
             if epoch_ends:  # here, because a callback may have evaluated the model
                 recorder.restart()
             step, diverged = program.take(step, self._next_event(step))
-            stops = self.interrupt.signal is not None
             if compiles:
                 self.compile_cache.save()
                 self.interrupt.waits = True
@@ -261,9 +261,12 @@ class _Training:
                 self._evaluate(step)
                 for logger in self.loggers:
                     logger.after_epoch()
-                stops = stops or bool(self._reason_to_stop())
+                stops = bool(self._reason_to_stop())
+            # As late as can be: what follows may be a program that compiles, or an evaluation.
+            stops = stops or self.interrupt.signal is not None
             if saves or stops:
                 self._save(step, {} if epoch_ends else recorder.sums())
+                stops = stops or self.interrupt.signal is not None
         self.interrupt.end()
         for logger in self.loggers:
             logger.after_training()

@@ -96,8 +96,8 @@ def uninterrupted(digits, tmp_path_factory):
     ("number", "error", "place", "step"),
     [
         # After the calls of 1 and 2 steps, of which there is a row, and another one.
-        (signal.SIGTERM, SystemExit, {"batch": 2}, 5),
-        (signal.SIGINT, KeyboardInterrupt, {"evaluation": 1}, 8),
+        (signal.SIGTERM, SystemExit, {"batch": 3}, 5),
+        (signal.SIGINT, KeyboardInterrupt, {"evaluation": 1}, 6),
     ],
 )
 def test_a_run_that_is_asked_to_end_saves_and_goes_on_as_if_not(

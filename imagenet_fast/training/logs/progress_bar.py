@@ -44,6 +44,7 @@ class ProgressBar(Logger):
         self._devices, self._classes, self._now = devices, classes, now
         self._first: tuple[int, float] | None = None  # step and time of the first row
         self._last_line = float("-inf")
+        self._unread: BrokenPipeError | None = None
         self._bar = None
         if os.isatty(2):
             self._bar = tqdm(
@@ -54,6 +55,17 @@ class ProgressBar(Logger):
                 mininterval=0.5,
                 bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}",
             )
+
+    def before_steps(self, step: int) -> None:
+        """Ends a run whose lines nobody reads any more.
+
+        Ctrl-C ends the reader, such as ``tee``, too, and the run saves a checkpoint first.
+
+        Raises:
+          BrokenPipeError: if there was a line that could not be written.
+        """
+        if self._unread is not None:
+            raise self._unread
 
     def write(self, row: Row) -> None:
         """Moves the bar to the row's step, or prints an evaluation's result."""
@@ -103,4 +115,7 @@ class ProgressBar(Logger):
         if self._bar is not None:
             self._bar.write(line, file=sys.stderr)
         else:
-            print(line, file=sys.stderr, flush=True)
+            try:
+                print(line, file=sys.stderr, flush=True)
+            except BrokenPipeError as error:
+                self._unread = error

@@ -84,3 +84,19 @@ def test_evaluations_of_several_labels(capsys):
         "images"
     )
     assert "top-1" not in last and "loss 0.5000, 800 images/s" in last
+
+
+def test_a_run_without_a_reader_ends_before_its_next_steps(monkeypatch):
+    # Not at once: Ctrl-C has ended the reader, such as tee, too, and the run saves a checkpoint.
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w", closefd=False) as stream:
+        monkeypatch.setattr("sys.stderr", stream)
+        bar = ProgressBar(10, 40, batch_size=80, devices=1, classes=10)
+        bar.before_steps(10)
+        bar.write(evaluated(20))
+        with pytest.raises(BrokenPipeError):
+            bar.before_steps(20)
+        bar.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), write)  # for what is in its buffer
+    os.close(write)
