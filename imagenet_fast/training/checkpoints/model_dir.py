@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import stat
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -104,12 +105,16 @@ def _check_no_links(directory: Path) -> None:
         return
     for folder, folders, files in os.walk(directory):
         for path in (pathlib.Path(folder, name) for name in (*folders, *files)):
-            if path.is_symlink():
+            try:
+                mode = path.lstat().st_mode
+            except FileNotFoundError:  # a temporary file of another worker
+                continue
+            if stat.S_ISLNK(mode):
                 raise UserError(
                     f"{path} is a link to {path.readlink()}, where the run would write: remove the "
                     "link, or choose another --model_dir"
                 )
-            if not path.is_file() and not path.is_dir():
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                 raise UserError(f"{path} is neither a file nor a folder: remove it")
 
 

@@ -341,6 +341,18 @@ def test_links_to_nothing_and_pipes_are_refused(config, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_file_that_another_worker_renames_meanwhile(config, monkeypatch):
+    claim_model_dir(config, LABEL_NAMES)
+    walk = os.walk
+
+    def walk_late(directory):
+        for folder, folders, files in walk(directory):
+            yield folder, folders, [".labels.txt.0123.tmp", *files]
+
+    monkeypatch.setattr(os, "walk", walk_late)
+    claim_model_dir(config, LABEL_NAMES)
+
+
 def test_a_list_of_checkpoints_that_is_a_folder(config):
     folder = pathlib.Path(config.model_dir, "checkpoints")
     (folder / "checkpoint").mkdir(parents=True)
