@@ -38,6 +38,9 @@ class RowLogger(keras.callbacks.Callback, Logger):
         """Logs a row; ``kind`` is ``train`` or ``validation``."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Ends logging, also after an error."""
+
 
 class WandbLogger(RowLogger):
     """Logs a run's options and metrics to Weights & Biases.
