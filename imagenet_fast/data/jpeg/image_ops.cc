@@ -9,12 +9,14 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <string>
 #include <vector>
 
+#include "buffer.h"
 #include "example.h"
+#include "jpeg_cut.h"
 #include "jpeg_index.h"
+#include "jpeg_window.h"
 #include "native_ops.h"
 #include "pool.h"
 #include "resize.h"
@@ -24,7 +26,7 @@
 
 namespace {
 
-using jpeg_index::Bytes;
+using jpeg::Bytes;
 
 constexpr uint8_t kJpegSignature[] = {0xff, 0xd8, 0xff};
 // The first chunk of every PNG has 13 bytes, which start with the width and the height.
@@ -33,9 +35,6 @@ constexpr uint8_t kPngBegin[] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n', 0,
 constexpr size_t kPngSize = sizeof(kPngBegin) + 8;
 // Those of TensorFlow's op.
 constexpr int64_t kMostPngSide = int64_t{1} << 27, kMostPngPixels = int64_t{1} << 29;
-// Memory that a thread keeps for its next image.
-constexpr size_t kKept = size_t{1} << 25;
-
 // Of an image: no size in a record above it is true, and sums of two fit into 32 bits.
 constexpr int32_t kMostSide = 1 << 24;
 
@@ -121,7 +120,7 @@ void IndexJpegs(TF_OpKernelContext* context, const Status& status) {
   if (!IsOk(status)) return;
   std::vector<uint8_t> index;
   for (int64_t i = 0; i < TF_TensorElementCount(jpegs.get()); ++i) {
-    if (jpeg_index::MakeIndex(ToBytes(Strings(jpegs)[i]), &index) != jpeg_index::Result::kOk) {
+    if (jpeg::MakeIndex(ToBytes(Strings(jpegs)[i]), &index) != jpeg::Result::kOk) {
       index.clear();
     }
     TF_TString_Copy(Data<TF_TString>(indexes) + i, reinterpret_cast<const char*>(index.data()),
@@ -263,30 +262,6 @@ void* CreateImagesKernel(TF_OpKernelConstruction* construction) {
                           static_cast<bool>(scaling)};
 }
 
-// Memory that keeps its size from one image to the next, unless that is large.
-class Buffer {
- public:
-  uint8_t* Get(size_t size) {
-    if (size > size_) {
-      data_.reset();
-      data_.reset(new (std::nothrow) uint8_t[size]);
-      size_ = data_ ? size : 0;
-    }
-    return data_.get();
-  }
-
-  void Release() {
-    if (size_ > kKept) {
-      data_.reset();
-      size_ = 0;
-    }
-  }
-
- private:
-  std::unique_ptr<uint8_t[]> data_;
-  size_t size_ = 0;
-};
-
 struct Box {
   int32_t top, left, height, width;
 };
@@ -366,38 +341,61 @@ bool DecodePng(const ImagesKernel& kernel, Bytes png, Buffer* buffer, Pixels* pi
                                              &decoder);
 }
 
+// Decodes only the blocks around a window; no pixels if they are damaged.
+jpeg::Result DecodeIndexed(const ImagesKernel& kernel, const jpeg::IndexedJpeg& indexed,
+                           const jpeg::Window& window, int ratio, Buffer* memory, Buffer* decoded,
+                           Pixels* pixels, Box* inner) {
+  const int height = static_cast<int>(window.height), width = static_cast<int>(window.width);
+  if (ratio == 1 && !kernel.fast_dct && kernel.smooth_upsampling) {
+    uint8_t* const to = decoded->Get(size_t{resize::kColors} * height * width);
+    if (!to) return jpeg::Result::kNoRoom;
+    if (jpeg::DecodeWindow(indexed, window, memory, to) == jpeg::Result::kOk) {
+      *pixels = {to, height, width};
+      *inner = {0, 0, height, width};
+      return jpeg::Result::kOk;
+    }
+  }
+  const size_t most = jpeg::MostCutBytes(indexed.jpeg.size);
+  uint8_t* const to = memory->Get(most);
+  if (!to) return jpeg::Result::kNoRoom;
+  jpeg::Cut cut;
+  const jpeg::Result result = jpeg::CutWindow(indexed, window, ratio, to, most, &cut);
+  if (result != jpeg::Result::kOk) return result;
+  *inner = Scaled({static_cast<int32_t>(window.top - cut.top),
+                   static_cast<int32_t>(window.left - cut.left), height, width},
+                  ratio);
+  if (!DecodeJpeg(kernel, {to, cut.size}, ratio, nullptr, decoded, pixels)) *pixels = {};
+  return jpeg::Result::kOk;
+}
+
 // Decodes a crop of an image, resizes it and flips it. `misfit`: the index is not the image's.
 bool MakeImage(const ImagesKernel& kernel, Bytes image, Bytes index, const Box& box, bool flipped,
                uint8_t* out, bool* misfit) {
-  static thread_local Buffer cuts, decoded;
+  static thread_local Buffer memory, decoded;
   *misfit = false;
   // TensorFlow's decoder ends the process if a sum overflows.
   if (box.top < 0 || box.left < 0 || box.top > kMostSide || box.left > kMostSide ||
       !IsSide(box.height) || !IsSide(box.width)) {
     return false;
   }
-  Pixels pixels;
+  Pixels pixels = {};
   Box inner = {0, 0, 0, 0};
   bool ok = false;
   if (IsJpeg(image)) {
     const int ratio = Ratio(kernel, box);
-    jpeg_index::Cut cut = {};
-    jpeg_index::Result result = jpeg_index::Result::kUnsupported;
+    jpeg::Result result = jpeg::Result::kUnsupported;
     if (index.size) {
-      const size_t most = jpeg_index::MostCutBytes(image.size);
-      uint8_t* const to = cuts.Get(most);
-      if (!to) return false;
-      result = jpeg_index::CutWindow(image, index, {box.top, box.left, box.height, box.width},
-                                     ratio, to, most, &cut);
-      *misfit = result == jpeg_index::Result::kBadIndex;
-      if (result == jpeg_index::Result::kOk) {
-        const Box in_cut = {static_cast<int32_t>(box.top - cut.top),
-                            static_cast<int32_t>(box.left - cut.left), box.height, box.width};
-        inner = Scaled(in_cut, ratio);
-        ok = DecodeJpeg(kernel, {to, cut.size}, ratio, nullptr, &decoded, &pixels);
+      const jpeg::Window window = {box.top, box.left, box.height, box.width};
+      jpeg::IndexedJpeg indexed;
+      result = indexed.Open(image, index, window);
+      if (result == jpeg::Result::kOk) {
+        result = DecodeIndexed(kernel, indexed, window, ratio, &memory, &decoded, &pixels, &inner);
       }
+      *misfit = result == jpeg::Result::kBadIndex;
     }
-    if (result != jpeg_index::Result::kOk) {
+    if (result == jpeg::Result::kOk) {
+      ok = pixels.data;
+    } else {
       const Box crop = Scaled(box, ratio);
       inner = {0, 0, crop.height, crop.width};
       ok = DecodeJpeg(kernel, image, ratio, &crop, &decoded, &pixels);
@@ -412,7 +410,7 @@ bool MakeImage(const ImagesKernel& kernel, Bytes image, Bytes index, const Box& 
     kernel.resize({pixels.data + first * resize::kColors, inner.height, inner.width, pixels.width},
                   kernel.size, flipped, out);
   }
-  cuts.Release();
+  memory.Release();
   decoded.Release();
   return ok;
 }

@@ -24,9 +24,16 @@ _FILES = tuple(
     _FOLDER / name
     for name in (
         "image_ops.cc",
+        "buffer.h",
         "example.h",
+        "for_each_machine.h",
+        "jpeg_cut.cc",
+        "jpeg_cut.h",
         "jpeg_index.cc",
         "jpeg_index.h",
+        "jpeg_scan.h",
+        "jpeg_window.cc",
+        "jpeg_window.h",
         "pool.h",
         "resize.cc",
         "resize.h",

@@ -28,54 +28,57 @@
 #ifndef IMAGENET_FAST_JPEG_INDEX_H_
 #define IMAGENET_FAST_JPEG_INDEX_H_
 
-#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
-namespace jpeg_index {
+#include "jpeg_scan.h"
 
-struct Bytes {
-  const uint8_t* data;
-  size_t size;
-};
-
-enum class Result {
-  kOk,
-  kUnsupported,  // the JPEG cannot be indexed
-  kCorrupt,      // the JPEG is damaged or truncated
-  kBadIndex,     // the index is damaged or of another JPEG
-  kBadWindow,    // the window is empty or not in the image
-  kNoRoom,       // the output buffer is too small
-};
+namespace jpeg {
 
 // In pixels.
 struct Window {
   int64_t top, left, height, width;
 };
 
+// A rectangle of MCUs; `last` numbers are exclusive.
+struct Region {
+  int64_t first_row, last_row, first_column, last_column;
+};
+
+// MCUs between two points of the index, which are contiguous in the JPEG.
+struct Run {
+  int64_t first, last;  // numbers of MCUs, the last exclusive
+  Position start, end;
+  int dc_before[kMostComponents], dc_after[kMostComponents];
+};
+
 // Makes the index of a JPEG.
 Result MakeIndex(Bytes jpeg, std::vector<uint8_t>* index);
 
-// A JPEG of the blocks around a window.
-struct Cut {
-  size_t size;        // in bytes
-  int64_t top, left;  // position of its first pixel in the image; multiples of 8
+// A JPEG with its index.
+//
+// For any content of both, no other memory is accessed.
+class IndexedJpeg {
+ public:
+  Bytes jpeg;
+  Header header;
+
+  // Reads the header; checks that the index is the JPEG's, and that the window is in the image.
+  Result Open(Bytes jpeg, Bytes index, const Window& window);
+
+  // Returns the MCUs that determine the window's pixels when decoded at 1/scale of the size, from one
+  // point of each row to another.
+  Region Around(const Window& window, int scale) const;
+
+  // Calls `take` with the runs of a region in their order, until it does not return kOk.
+  Result ForEachRun(const Region& region, const std::function<Result(const Run&)>& take) const;
+
+ private:
+  int spacing_;
+  Bytes points_;
 };
 
-// Returns the maximum size of a cut of a JPEG of `size` bytes, slightly larger than it.
-size_t MostCutBytes(size_t size);
-
-// Cuts a window out of a JPEG.
-//
-// If the cut is decoded at 1/scale of its size (scale 1, 2, 4 or 8), all pixels of the window, with edges
-// rounded to the nearest, equal those of the whole image decoded at the same scale: the cut has a margin
-// for decoders that interpolate chroma.
-//
-// For any content of the JPEG and the index, memory other than these and `most` bytes at `out` is not
-// accessed.
-Result CutWindow(Bytes jpeg, Bytes index, const Window& window, int scale, uint8_t* out, size_t most,
-                 Cut* cut);
-
-}  // namespace jpeg_index
+}  // namespace jpeg
 
 #endif  // IMAGENET_FAST_JPEG_INDEX_H_

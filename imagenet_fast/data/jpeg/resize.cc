@@ -6,16 +6,7 @@
 #include <type_traits>
 #include <vector>
 
-// Compiles a function for AVX2 and for the baseline; the loader picks one, before ThreadSanitizer's
-// functions can be called.
-#if defined(__x86_64__) && defined(__linux__) && !defined(__SANITIZE_THREAD__)
-#define FOR_EACH_MACHINE __attribute__((target_clones("avx2", "default")))
-#else
-#define FOR_EACH_MACHINE
-#endif
-
-// Into the functions above: one of its own would be compiled for the baseline alone.
-#define ALWAYS_INLINE inline __attribute__((always_inline))
+#include "jpeg_scan.h"
 
 namespace resize {
 namespace {
@@ -154,7 +145,7 @@ Position BetweenPixels(int out, int in_size, int out_size) {
 }
 
 // As TensorFlow's ResizeBilinear: first along rows, then between two rows.
-FOR_EACH_MACHINE
+
 void ResizeBilinear(const Image& image, int size, bool flipped, uint8_t* out) {
   std::vector<Position> columns(size);
   for (int x = 0; x < size; ++x) {
@@ -248,7 +239,7 @@ ALWAYS_INLINE void SumColumns(const float* row, const Spans& columns, bool flipp
 }
 
 // As TensorFlow's ResizeBicubic and ScaleAndTranslate: first between rows, then along the result.
-FOR_EACH_MACHINE
+
 void ResizeBySpans(const Image& image, bool flipped, const Spans& rows, const Spans& columns,
                    uint8_t* out) {
   const int size = rows.size;

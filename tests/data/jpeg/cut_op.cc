@@ -1,17 +1,17 @@
-// A TensorFlow op, for tests, that cuts crops out of indexed JPEGs; see jpeg_index.h.
+// A TensorFlow op, for tests, that cuts crops out of indexed JPEGs; see jpeg_cut.h.
 
 #include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "jpeg_index.h"
+#include "jpeg_cut.h"
 #include "native_ops.h"
 #include "tensorflow/core/platform/ctstring.h"
 
 namespace {
 
-jpeg_index::Bytes ToBytes(const TF_TString* text) {
+jpeg::Bytes ToBytes(const TF_TString* text) {
   return {reinterpret_cast<const uint8_t*>(TF_TString_GetDataPointer(text)),
           TF_TString_GetSize(text)};
 }
@@ -64,18 +64,21 @@ void CutJpegs(TF_OpKernelContext* context, const Status& status) {
   bool* const misfit = static_cast<bool*>(TF_TensorData(misfits.get()));
   std::vector<uint8_t> buffer;
   for (int64_t i = 0; i < count; ++i, box += 4, cut_box += 4) {
-    const jpeg_index::Bytes jpeg = ToBytes(Strings(jpegs) + i);
-    const jpeg_index::Bytes index = ToBytes(Strings(indexes) + i);
-    jpeg_index::Bytes bytes = jpeg;
-    jpeg_index::Cut made = {};
+    const jpeg::Bytes jpeg = ToBytes(Strings(jpegs) + i);
+    const jpeg::Bytes index = ToBytes(Strings(indexes) + i);
+    jpeg::Bytes bytes = jpeg;
+    jpeg::Cut made = {};
     was_cut[i] = misfit[i] = false;
     if (index.size) {
-      buffer.resize(std::max(buffer.size(), jpeg_index::MostCutBytes(jpeg.size)));
-      const jpeg_index::Result result =
-          jpeg_index::CutWindow(jpeg, index, {box[0], box[1], box[2], box[3]}, scale[i],
-                                buffer.data(), buffer.size(), &made);
-      was_cut[i] = result == jpeg_index::Result::kOk;
-      misfit[i] = result == jpeg_index::Result::kBadIndex;
+      buffer.resize(std::max(buffer.size(), jpeg::MostCutBytes(jpeg.size)));
+      const jpeg::Window window = {box[0], box[1], box[2], box[3]};
+      jpeg::IndexedJpeg indexed;
+      jpeg::Result result = indexed.Open(jpeg, index, window);
+      if (result == jpeg::Result::kOk) {
+        result = jpeg::CutWindow(indexed, window, scale[i], buffer.data(), buffer.size(), &made);
+      }
+      was_cut[i] = result == jpeg::Result::kOk;
+      misfit[i] = result == jpeg::Result::kBadIndex;
       if (was_cut[i]) bytes = {buffer.data(), made.size};
     }
     TF_TString_Copy(cut + i, reinterpret_cast<const char*>(bytes.data), bytes.size);

@@ -12,6 +12,8 @@
 // Each RECORD is a file of one tf.train.Example. It prints how many images were made and refused.
 
 #include "jpeg_index.cc"  // its hashes are needed to forge them
+#include "jpeg_cut.cc"
+#include "jpeg_window.cc"
 #include "resize.cc"
 #include "image_ops.cc"
 
@@ -56,18 +58,18 @@ struct Fuzzer {
 
   // Gives the index the hashes of one that fits.
   void Forge(Bytes image, uint8_t* index, size_t size) {
-    if (size < jpeg_index::kFixedBytes + jpeg_index::kHashBytes) return;
+    if (size < jpeg::kFixedBytes + jpeg::kHashBytes) return;
     const auto store = [index](size_t at, uint32_t value) {
       for (int i = 0; i < 4; ++i) index[at + i] = value >> 8 * i;
     };
-    auto header = std::make_unique<jpeg_index::Header>();
-    if (header->Parse(image) == jpeg_index::Result::kOk) {
-      index[0] = jpeg_index::kVersion;
+    auto header = std::make_unique<jpeg::Header>();
+    if (header->Parse(image) == jpeg::Result::kOk) {
+      index[0] = jpeg::kVersion;
       store(2, image.size);
-      store(6, jpeg_index::HashJpeg(image, *header));
+      store(6, jpeg::HashJpeg(image, *header));
     }
-    store(size - jpeg_index::kHashBytes,
-          jpeg_index::Hash({index, size - jpeg_index::kHashBytes}));
+    store(size - jpeg::kHashBytes,
+          jpeg::Hash({index, size - jpeg::kHashBytes}));
   }
 
   void Damage(Record* record) {

@@ -1,4 +1,4 @@
-// Feeds damaged JPEGs and indexes to imagenet_fast/data/jpeg/jpeg_index.cc. Every buffer is a
+// Feeds damaged JPEGs and indexes to imagenet_fast/data/jpeg/jpeg_*.cc. Every buffer is a
 // block of the heap of just its size, so that AddressSanitizer sees a byte too far. Build and run:
 //
 //   g++ -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-exceptions \
@@ -8,6 +8,8 @@
 // It prints how many calls ended with which result.
 
 #include "jpeg_index.cc"  // its hashes are needed to forge them
+#include "jpeg_cut.cc"
+#include "jpeg_window.cc"
 
 #include <chrono>
 #include <cstdio>
@@ -16,8 +18,8 @@
 #include <random>
 #include <string>
 
-using jpeg_index::Bytes;
-using jpeg_index::Result;
+using jpeg::Bytes;
+using jpeg::Result;
 using Data = std::vector<uint8_t>;
 
 std::mt19937_64 generator;
@@ -71,40 +73,48 @@ void Forge(const Data& jpeg, Data* index) {
   const auto store = [index](size_t at, uint32_t value) {
     for (int i = 0; i < 4; ++i) (*index)[at + i] = value >> 8 * i;
   };
-  if (index->size() < jpeg_index::kFixedBytes + jpeg_index::kHashBytes) return;
+  if (index->size() < jpeg::kFixedBytes + jpeg::kHashBytes) return;
   const Exact exact(jpeg);
-  auto header = std::make_unique<jpeg_index::Header>();
+  auto header = std::make_unique<jpeg::Header>();
   if (header->Parse(exact.bytes()) == Result::kOk) {
-    (*index)[0] = jpeg_index::kVersion;
+    (*index)[0] = jpeg::kVersion;
     store(2, jpeg.size());
-    store(6, jpeg_index::HashJpeg(exact.bytes(), *header));
+    store(6, jpeg::HashJpeg(exact.bytes(), *header));
   }
-  const size_t hashed = index->size() - jpeg_index::kHashBytes;
-  store(hashed, jpeg_index::Hash({index->data(), hashed}));
+  const size_t hashed = index->size() - jpeg::kHashBytes;
+  store(hashed, jpeg::Hash({index->data(), hashed}));
 }
 
-Result Index(const Data& jpeg, Data* index) { return jpeg_index::MakeIndex(Exact(jpeg).bytes(), index); }
+Result Index(const Data& jpeg, Data* index) { return jpeg::MakeIndex(Exact(jpeg).bytes(), index); }
 
 void Cut(const std::string& what, const Data& jpeg, const Data& index) {
   const Exact jpeg_copy(jpeg), index_copy(index);
   int64_t height = 400, width = 400;
-  auto header = std::make_unique<jpeg_index::Header>();
+  auto header = std::make_unique<jpeg::Header>();
   if (header->Parse(jpeg_copy.bytes()) == Result::kOk) {
     height = header->height;
     width = header->width;
   }
-  jpeg_index::Window window;
+  jpeg::Window window;
   window.height = 1 + Draw(height);
   window.width = 1 + Draw(width);
   window.top = Draw(height - window.height + 1);
   window.left = Draw(width - window.width + 1);
   if (Draw(20) == 0) window.top = static_cast<int32_t>(generator());
   if (Draw(20) == 0) window.width = static_cast<int32_t>(generator());
-  const size_t most = Draw(10) ? jpeg_index::MostCutBytes(jpeg.size()) : Draw(jpeg.size());
+  auto indexed = std::make_unique<jpeg::IndexedJpeg>();
+  const Result opened = indexed->Open(jpeg_copy.bytes(), index_copy.bytes(), window);
+  ++results["open, " + what + ": " + std::to_string(static_cast<int>(opened))];
+  if (opened != Result::kOk) return;
+  const size_t pixels = 3 * window.height * window.width;
+  const std::unique_ptr<uint8_t[]> image(new uint8_t[pixels]);
+  Buffer planes;
+  const Result decoded = jpeg::DecodeWindow(*indexed, window, &planes, image.get());
+  ++results["window, " + what + ": " + std::to_string(static_cast<int>(decoded))];
+  const size_t most = Draw(10) ? jpeg::MostCutBytes(jpeg.size()) : Draw(jpeg.size());
   const std::unique_ptr<uint8_t[]> out(new uint8_t[most]);
-  jpeg_index::Cut cut = {};
-  const Result result = jpeg_index::CutWindow(jpeg_copy.bytes(), index_copy.bytes(), window,
-                                              1 << Draw(4), out.get(), most, &cut);
+  jpeg::Cut cut = {};
+  const Result result = jpeg::CutWindow(*indexed, window, 1 << Draw(4), out.get(), most, &cut);
   ++results["cut, " + what + ": " + std::to_string(static_cast<int>(result))];
   if (result != Result::kOk) return;
   if (cut.size > most) __builtin_trap();

@@ -66,7 +66,8 @@ def jpegs(height, width, seed=0):
 
 
 def load_cut_op():
-    return load_ops(HERE / "cut_op.cc", JPEG / "jpeg_index.cc", JPEG / "jpeg_index.h")
+    names = ("jpeg_cut.cc", "jpeg_cut.h", "jpeg_index.cc", "jpeg_index.h", "jpeg_scan.h")
+    return load_ops(HERE / "cut_op.cc", *(JPEG / name for name in names))
 
 
 def cut_jpegs(encoded, indexes, boxes, scales):
