@@ -45,7 +45,7 @@ def _build(source: pathlib.Path, *others: pathlib.Path) -> pathlib.Path:
     """Returns the path of the compiled library in the cache, after compiling it if necessary."""
     files = (_HEADER, source, *others)
     # Both of TensorFlow's libraries: its decoders are in the larger one, which links to the other.
-    flags = [*_FLAGS, *_machine_flags(), *tf.sysconfig.get_link_flags(), "-l:libtensorflow_cc.so.2"]
+    flags = [*_FLAGS, *machine_flags(), *tf.sysconfig.get_link_flags(), "-l:libtensorflow_cc.so.2"]
     # The name depends on the platform because machines may share a home directory.
     platform_id = [platform.machine(), platform.system(), tf.__version__, *flags]
     text = b"".join(("\n".join(platform_id).encode(), *(file.read_bytes() for file in files)))
@@ -86,7 +86,7 @@ def _folder_of_process() -> pathlib.Path:
 
 
 @functools.cache
-def _machine_flags() -> tuple[str, ...]:
+def machine_flags() -> tuple[str, ...]:
     """Returns the compiler's flags for instructions that this machine has."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()

@@ -24,9 +24,10 @@ _FILES = tuple(
     _FOLDER / name
     for name in (
         "image_ops.cc",
+        "always_inline.h",
         "buffer.h",
         "example.h",
-        "for_each_machine.h",
+        "idct.h",
         "jpeg_cut.cc",
         "jpeg_cut.h",
         "jpeg_index.cc",
@@ -37,6 +38,8 @@ _FILES = tuple(
         "pool.h",
         "resize.cc",
         "resize.h",
+        "rgb.h",
+        "vector.h",
     )
 )
 

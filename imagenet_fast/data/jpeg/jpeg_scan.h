@@ -9,8 +9,7 @@
 #include <cstring>
 #include <vector>
 
-// Into its callers, so that what they change can stay in registers.
-#define ALWAYS_INLINE inline __attribute__((always_inline))
+#include "always_inline.h"
 
 namespace jpeg {
 
@@ -226,7 +225,8 @@ class CodeTable {
       first_[length] = code;
       offsets_[length] = number;
       for (int i = 0; i < counts[length - 1]; ++i, ++number, ++code) {
-        if (code >> length) return Result::kCorrupt;
+        // No code may consist of ones only.
+        if ((code + 1) >> length) return Result::kCorrupt;
         if (dc && symbols[number] > kMostCategory) return Result::kUnsupported;
         if (length >= kShort) continue;
         const int half = 1 << (kShort - length - 1);

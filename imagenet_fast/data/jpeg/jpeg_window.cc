@@ -2,179 +2,15 @@
 
 #ifdef __AVX2__
 
-#include <immintrin.h>
-
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+
+#include "idct.h"
+#include "rgb.h"
 
 namespace jpeg {
 namespace {
-
-using Vector = __m256i;
-
-Vector Load(const void* from) { return _mm256_loadu_si256(static_cast<const Vector*>(from)); }
-void Store(Vector vector, void* to) { _mm256_storeu_si256(static_cast<Vector*>(to), vector); }
-
-// Eight times two numbers of 16 bits.
-Vector Pair(int first, int second) {
-  return _mm256_set1_epi32(static_cast<int>(static_cast<uint16_t>(first) | static_cast<uint32_t>(second) << 16));
-}
-
-// ---- The inverse DCT -----------------------------------------------------------------------------
-
-constexpr int kSide = 8;  // of a block
-
-// Where a coefficient of the file's order, from low to high frequencies, is in memory: rows 0 and 2 alternate, and
-// so do 1 and 3, 4 and 6, and 5 and 7, for sums of products of pairs.
-struct Places {
-  uint8_t at[kCoefficients] = {};
-
-  constexpr Places() {
-    // Along the diagonals, up and down in turn.
-    int y = 0, x = 0;
-    for (uint8_t& place : at) {
-      place = (y / 4 * 2 + y % 2) * 2 * kSide + 2 * x + y % 4 / 2;
-      const bool up = (y + x) % 2 == 0;
-      int& grows = up ? x : y;
-      int& falls = up ? y : x;
-      if (grows == kSide - 1) {
-        ++falls;
-      } else {
-        ++grows;
-        falls -= falls > 0;
-      }
-    }
-  }
-};
-constexpr Places kPlaces;
-
-// Before this place of the file's order, all coefficients are among the first four of the first four rows.
-constexpr int kFewCoefficients = 10;
-
-// The multipliers have 13 bits after the point; the first pass leaves 2 of them.
-constexpr int kBits = 13, kLeft = 2;
-
-// One dimension of the inverse DCT of Loeffler, Ligtenberg and Moschytz (1989), times 2**13 and the square root
-// of 8: what each of eight coefficients adds to the first four outputs. Even ones add the same to the
-// other four in reverse, odd ones the negative. The numbers are sums of the multipliers of the IJG's code, each
-// rounded.
-constexpr int16_t kTransform[kSide][4] = {
-    {8192, 8192, 8192, 8192},     {11363, 9633, 6437, 2260},   {10703, 4433, -4433, -10703},
-    {9633, -2259, -11362, -6436}, {8192, -8192, -8192, 8192},  {6437, -11362, 2261, 9633},
-    {4433, -10704, 10704, -4433}, {2260, -6436, 9633, -11363},
-};
-
-// Makes pixels of blocks' coefficients.
-class Idct {
- public:
-  Idct() {
-    for (int pair = 0; pair < kSide / 2; ++pair) {
-      for (int x = 0; x < kSide; ++x) {
-        for (int i = 0; i < 2; ++i) {
-          const int number = 2 * pair + i, sign = number % 2 && x >= kSide / 2 ? -1 : 1;
-          across_[pair][2 * x + i] = sign * kTransform[number][std::min(x, kSide - 1 - x)];
-        }
-      }
-    }
-  }
-
-  // Of a block, by kPlaces and before they are multiplied by the quantization; all 0 at the start.
-  int16_t* coefficients() { return coefficients_; }
-
-  // Writes the block's pixels and sets its coefficients to 0. `last`: place of the last one that is not 0.
-  ALWAYS_INLINE void Make(const int16_t* quantization, int last, uint8_t* to, size_t stride) {
-    if (last == 0) {
-      const int product = coefficients_[0] * quantization[0];
-      coefficients_[0] = 0;
-      wild_flat_ |= product != static_cast<int16_t>(2 * product) / 2;
-      const int pixel = std::clamp(((product + 4) >> 3) + 128, 0, 255);
-      for (int y = 0; y < kSide; ++y) std::memset(to + y * stride, pixel, kSide);
-    } else if (last < kFewCoefficients) {
-      MakeBlock<1>(quantization, to, stride);
-    } else {
-      MakeBlock<2>(quantization, to, stride);
-    }
-  }
-
-  // Whether a number did not fit into 15 bits. Sums of two overflow in libjpeg-turbo's vectors of 16 bits.
-  bool wild() const {
-    return wild_flat_ || (_mm256_movemask_epi8(wild_) & 0xAAAAAAAA) ||
-           !_mm256_testz_si256(overflow_, overflow_);
-  }
-
- private:
-  // `halves`: 1 if only the first four rows and columns have coefficients.
-  template <int halves>
-  ALWAYS_INLINE void MakeBlock(const int16_t* quantization, uint8_t* to, size_t stride) {
-    Vector pairs[2 * halves], wild = wild_, overflow = overflow_;
-    for (int i = 0; i < 2 * halves; ++i) {
-      int16_t* const from = coefficients_ + 2 * kSide * i;
-      const Vector values = Load(from), factors = Load(quantization + 2 * kSide * i);
-      Store(_mm256_setzero_si256(), from);
-      pairs[i] = _mm256_mullo_epi16(values, factors);
-      const Vector high = _mm256_mulhi_epi16(values, factors);
-      const Vector sign = _mm256_srai_epi16(pairs[i], 15);
-      overflow = _mm256_or_si256(overflow, _mm256_xor_si256(sign, high));
-      wild = _mm256_or_si256(wild, IsWild(pairs[i]));
-    }
-    Vector sums[kSide];
-    for (int y = 0; y < kSide / 2; ++y) {
-      constexpr int shift = kBits - kLeft;
-      Vector even = _mm256_set1_epi32(1 << (shift - 1)), odd = _mm256_setzero_si256();
-      for (int i = 0; i < halves; ++i) {
-        const auto add = [&](Vector sum, int number) {
-          const Vector factors = Pair(kTransform[4 * i + number][y], kTransform[4 * i + 2 + number][y]);
-          return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs[2 * i + number], factors));
-        };
-        even = add(even, 0);
-        odd = add(odd, 1);
-      }
-      sums[y] = _mm256_srai_epi32(_mm256_add_epi32(even, odd), shift);
-      sums[kSide - 1 - y] = _mm256_srai_epi32(_mm256_sub_epi32(even, odd), shift);
-    }
-    alignas(Vector) int16_t between[kSide][kSide];
-    for (int y = 0; y < kSide; y += 2) {
-      // Packing alternates between the halves of the two rows.
-      const Vector rows = _mm256_permute4x64_epi64(_mm256_packs_epi32(sums[y], sums[y + 1]), 0xD8);
-      wild = _mm256_or_si256(wild, IsWild(rows));
-      Store(rows, between[y]);
-    }
-    wild_ = wild;
-    overflow_ = overflow;
-    // From memory, a pair is read into all elements of a vector at once.
-    asm("" : "+m"(between));
-    for (int y = 0; y < kSide; y += 4) {
-      Vector rows[4];
-      for (int i = 0; i < 4; ++i) {
-        constexpr int shift = kBits + kLeft + 3;
-        rows[i] = _mm256_set1_epi32((128 << shift) + (1 << (shift - 1)));
-        for (int pair = 0; pair < 2 * halves; ++pair) {
-          int32_t both;
-          std::memcpy(&both, between[y + i] + 2 * pair, sizeof both);
-          rows[i] = _mm256_add_epi32(
-              rows[i], _mm256_madd_epi16(_mm256_set1_epi32(both), Load(across_[pair])));
-        }
-        rows[i] = _mm256_srai_epi32(rows[i], shift);
-      }
-      const Vector bytes = _mm256_packus_epi16(_mm256_packs_epi32(rows[0], rows[1]),
-                                               _mm256_packs_epi32(rows[2], rows[3]));
-      alignas(Vector) uint8_t pixels[4][kSide];
-      Store(_mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)), pixels);
-      for (int i = 0; i < 4; ++i) std::memcpy(to + (y + i) * stride, pixels[i], kSide);
-    }
-  }
-
-  // Sets the highest bit of numbers that do not fit into 15 bits.
-  static Vector IsWild(Vector numbers) { return _mm256_xor_si256(numbers, _mm256_add_epi16(numbers, numbers)); }
-
-  alignas(Vector) int16_t coefficients_[kCoefficients] = {};
-  alignas(Vector) int16_t across_[kSide / 2][2 * kSide];  // what two coefficients of a row add to its pixels
-  Vector wild_ = _mm256_setzero_si256();      // the highest bits are set
-  Vector overflow_ = _mm256_setzero_si256();  // any bits are set
-  bool wild_flat_ = false;
-};
-
-// ---- Samples -------------------------------------------------------------------------------------
 
 // A component's samples around the window.
 struct Plane {
@@ -184,7 +20,7 @@ struct Plane {
   uint8_t* samples;
   alignas(Vector) int16_t quantization[kCoefficients];  // by kPlaces
 
-  const uint8_t* At(int64_t y, int64_t x) const { return samples + (y - top) * stride + (x - left); }
+  uint8_t* At(int64_t y, int64_t x) const { return samples + (y - top) * stride + (x - left); }
 };
 
 // How much finer luma is than chroma.
@@ -273,6 +109,7 @@ class Decoder {
             int difference;
             if (!ReadDc(header.dc_table(number), &bits, &difference)) return Result::kCorrupt;
             dc[number] += difference;
+            if (std::abs(dc[number]) > kMostDc) return Result::kCorrupt;
             const CodeTable& table = header.ac_table(number);
             if (y < plane.top || y >= plane.bottom || x < plane.left || x >= plane.right) {
               if (!SkipAc(table, &bits)) return Result::kCorrupt;
@@ -286,8 +123,7 @@ class Decoder {
               last = place;
             };
             if (!ReadAc(table, &bits, take)) return Result::kCorrupt;
-            idct_.Make(plane.quantization, last, plane.samples + (y - plane.top) * plane.stride + (x - plane.left),
-                       plane.stride);
+            idct_.Make(plane.quantization, last, plane.At(y, x), plane.stride);
           }
         }
       }
@@ -296,8 +132,10 @@ class Decoder {
         ++row;
       }
     }
-    const bool fits = bits.position() == run.end && std::equal(dc, dc + header.components, run.dc_after);
-    return fits ? Result::kOk : Result::kCorrupt;
+    // The next run is then what follows it.
+    const bool ends = bits.position() == run.end &&
+                      std::equal(dc, dc + header.components, run.dc_after);
+    return ends ? Result::kOk : Result::kCorrupt;
   }
 
   bool wild() const { return idct_.wild(); }
@@ -310,9 +148,9 @@ class Decoder {
 
 // ---- Pixels --------------------------------------------------------------------------------------
 
-// Upsamples a row of chroma to `width` samples from column `left` of the image. Each is a mean of the nearest two
-// samples in each direction, weighted 3:1, at the image's borders of the border's.
-// `sums`: as many as chroma's columns that are needed, and one more on each side.
+// Upsamples a row of chroma to `width` samples from column `left` of the image. Each is a mean of the nearest
+// two samples in each direction, weighted 3:1; beyond the image are its borders' samples. `sums` has room for
+// the columns that are needed, and one more on each side.
 template <int down>
 ALWAYS_INLINE void Upsample(const Plane& plane, int64_t y, int64_t left, int64_t width, int16_t* sums,
                             uint8_t* out) {
@@ -336,74 +174,6 @@ ALWAYS_INLINE void Upsample(const Plane& plane, int64_t y, int64_t left, int64_t
   for (int i = 0; i < samples; ++i) {
     out[2 * i] = (3 * needed[i] + needed[i - 1] + before) >> shift;
     out[2 * i + 1] = (3 * needed[i] + needed[i + 1] + after) >> shift;
-  }
-}
-
-// Multipliers of chroma by ITU-R BT.601, as in JFIF, with 16 bits after the point.
-constexpr int kOne = 1 << 16, kRedOfRed = 91881, kGreenOfBlue = -22554, kGreenOfRed = -46802,
-              kBlueOfBlue = 116130;
-
-uint8_t Clip(int value) { return std::clamp(value, 0, 255); }
-
-// For each 16 of the 48 bytes of 16 pixels: where they are among the 16 of each colour; 128: they are another's.
-struct Mixing {
-  uint8_t from[3][3][16] = {};
-
-  constexpr Mixing() {
-    for (int i = 0; i < 48; ++i) {
-      for (int color = 0; color < 3; ++color) {
-        from[i / 16][color][i % 16] = i % 3 == color ? i / 3 : 128;
-      }
-    }
-  }
-};
-constexpr Mixing kMixing;
-
-// Converts sixteen pixels. Of multipliers that have more than 16 bits, multiples of kOne are added apart.
-ALWAYS_INLINE void ToRgb16(const uint8_t* luma, const uint8_t* blue, const uint8_t* red, uint8_t* to) {
-  const auto words = [](const uint8_t* from, int less) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    return _mm256_sub_epi16(_mm256_cvtepu8_epi16(bytes), _mm256_set1_epi16(less));
-  };
-  const Vector y = words(luma, 0), b = words(blue, 128), r = words(red, 128);
-  // Returns chroma times a fraction, rounded.
-  const auto times = [](Vector chroma, int fraction) {
-    const Vector twice =
-        _mm256_mulhi_epi16(_mm256_add_epi16(chroma, chroma), _mm256_set1_epi16(fraction));
-    return _mm256_srai_epi16(_mm256_add_epi16(twice, _mm256_set1_epi16(1)), 1);
-  };
-  const auto green = [](Vector pairs) {
-    const Vector sum = _mm256_madd_epi16(pairs, Pair(kGreenOfBlue, kGreenOfRed + kOne));
-    return _mm256_srai_epi32(_mm256_add_epi32(sum, _mm256_set1_epi32(kOne / 2)), 16);
-  };
-  const Vector greens = _mm256_packs_epi32(green(_mm256_unpacklo_epi16(b, r)),
-                                           green(_mm256_unpackhi_epi16(b, r)));
-  const Vector more[3] = {
-      _mm256_add_epi16(r, times(r, kRedOfRed - kOne)), _mm256_sub_epi16(greens, r),
-      _mm256_add_epi16(_mm256_add_epi16(b, b), times(b, kBlueOfBlue - 2 * kOne))};
-  __m128i colors[3];
-  for (int i = 0; i < 3; ++i) {
-    const Vector sum = _mm256_add_epi16(y, more[i]);
-    colors[i] = _mm_packus_epi16(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
-  }
-  for (int part = 0; part < 3; ++part) {
-    __m128i mixed = _mm_setzero_si128();
-    for (int i = 0; i < 3; ++i) {
-      const __m128i from = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kMixing.from[part][i]));
-      mixed = _mm_or_si128(mixed, _mm_shuffle_epi8(colors[i], from));
-    }
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16 * part), mixed);
-  }
-}
-
-void ToRgb(const uint8_t* luma, const uint8_t* blue, const uint8_t* red, int width, uint8_t* to) {
-  int x = 0;
-  for (; x + 16 <= width; x += 16) ToRgb16(luma + x, blue + x, red + x, to + 3 * x);
-  for (; x < width; ++x) {
-    const int y = luma[x], b = blue[x] - 128, r = red[x] - 128;
-    to[3 * x] = Clip(y + ((kRedOfRed * r + kOne / 2) >> 16));
-    to[3 * x + 1] = Clip(y + ((kGreenOfBlue * b + kGreenOfRed * r + kOne / 2) >> 16));
-    to[3 * x + 2] = Clip(y + ((kBlueOfBlue * b + kOne / 2) >> 16));
   }
 }
 
@@ -437,8 +207,8 @@ void MakePixels(const Plane* planes, int components, const Sampling& sampling, c
   }
 }
 
-// Sets which samples a window needs of a component that is `factor` times coarser, along one axis of `length`
-// pixels: those of whole blocks, with a margin of one sample on each side for upsampling.
+// Sets which samples a window needs of a component that is `factor` times coarser, along one axis of
+// `length` pixels: those of whole blocks, with a margin of one sample on each side for upsampling.
 void SetSpan(int64_t begin, int64_t size, int64_t length, int factor, int64_t* first, int64_t* last,
              int64_t* samples) {
   const int margin = factor - 1;

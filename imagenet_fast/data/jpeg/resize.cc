@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "jpeg_scan.h"
+#include "always_inline.h"
 
 namespace resize {
 namespace {

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from imagenet_fast.base.native_ops import load_ops
+from imagenet_fast.base.native_ops import load_ops, machine_flags
 from imagenet_fast.config import Config
 from imagenet_fast.data import batches
 from imagenet_fast.data.examples import encode_example
@@ -66,7 +66,7 @@ def jpegs(height, width, seed=0):
 
 
 def load_cut_op():
-    names = ("jpeg_cut.cc", "jpeg_cut.h", "jpeg_index.cc", "jpeg_index.h", "jpeg_scan.h")
+    names = ("always_inline.h", "jpeg_cut.cc", "jpeg_cut.h", "jpeg_index.cc", "jpeg_index.h", "jpeg_scan.h")
     return load_ops(HERE / "cut_op.cc", *(JPEG / name for name in names))
 
 
@@ -346,7 +346,7 @@ def sanitized(sanitizers, source, folder, flags=()):
     """Returns the path of a program from this folder, compiled with sanitizers."""
     program = folder / source.partition(".")[0]
     command = ["g++", "-std=c++17", "-O1", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
-    command += [f"-I{JPEG}", str(HERE / source), "-o", str(program), *flags]
+    command += [*machine_flags(), f"-I{JPEG}", str(HERE / source), "-o", str(program), *flags]
     built = subprocess.run(command, capture_output=True, text=True)
     if built.returncode:
         pytest.skip(f"no g++ with sanitizers: {built.stderr[:200]}")
