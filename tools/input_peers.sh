@@ -22,7 +22,7 @@ for name in "${names[@]}"; do
     pytorch) packages=(torch torchvision) ;;
     dali) packages=(nvidia-dali-cuda120 numpy) ;;
     # FFCV itself is installed below: it asks for another OpenCV.
-    ffcv) packages=(torch numba opencv-python-headless tqdm psutil fastargs terminaltables) ;;
+    ffcv) packages=(torch numba opencv-python-headless pillow tqdm psutil fastargs terminaltables) ;;
     simplejpeg) packages=(simplejpeg) ;;
     *)
       echo "unknown pipeline $name: must be model_garden, pytorch, dali, ffcv or simplejpeg" >&2

@@ -1,5 +1,9 @@
 #include "resize.h"
 
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -21,6 +25,19 @@ constexpr int kPadding = 1;
 
 inline Pixel Load(const float* from) { return *reinterpret_cast<const Pixel*>(from); }
 inline void Store(Pixel pixel, float* to) { *reinterpret_cast<Pixel*>(to) = pixel; }
+
+// Two of them, each anywhere in memory.
+typedef float Pixels __attribute__((vector_size(32), aligned(4)));
+
+ALWAYS_INLINE Pixels Load(const float* first, const float* second) {
+  return __builtin_shufflevector(Load(first), Load(second), 0, 1, 2, 3, 4, 5, 6, 7);
+}
+
+// Writes the second over the last element of the first.
+ALWAYS_INLINE void Store(Pixels pixels, float* to) {
+  Store(__builtin_shufflevector(pixels, pixels, 0, 1, 2, 3), to);
+  Store(__builtin_shufflevector(pixels, pixels, 4, 5, 6, 7), to + kColors);
+}
 
 // The position of an output pixel's centre in the input, in pixels.
 inline float InputPosition(int out, int in_size, int out_size) {
@@ -144,20 +161,45 @@ Position BetweenPixels(int out, int in_size, int out_size) {
   return {lower, upper > lower ? position - below : 0.0f};
 }
 
-// As TensorFlow's ResizeBilinear: first along rows, then between two rows.
-
-void ResizeBilinear(const Image& image, int size, bool flipped, uint8_t* out) {
-  std::vector<Position> columns(size);
-  for (int x = 0; x < size; ++x) {
-    columns[x] = BetweenPixels(flipped ? size - 1 - x : x, image.width, size);
-    columns[x].lower *= kColors;
+void ToFloats(const uint8_t* from, int count, float* to) {
+  int i = 0;
+#ifdef __AVX2__
+  // Compilers take more instructions.
+  for (; i + 8 <= count; i += 8) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i));
+    _mm256_storeu_ps(to + i, _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)));
   }
+#endif
+  for (; i < count; ++i) to[i] = from[i];
+}
+
+// Two output pixels of a row, or one twice.
+struct Columns {
+  size_t lower[2];  // elements before the lower input pixels
+  Pixels upper_weight;
+};
+
+std::vector<Columns> MakeColumns(int in_size, int out_size, bool flipped) {
+  std::vector<Columns> columns((out_size + 1) / 2);
+  for (int x = 0; x < 2 * static_cast<int>(columns.size()); ++x) {
+    const int out = std::min(x, out_size - 1);
+    const Position position = BetweenPixels(flipped ? out_size - 1 - out : out, in_size, out_size);
+    Columns& two = columns[x / 2];
+    two.lower[x % 2] = size_t{1} * position.lower * kColors;
+    for (int i = 0; i < 4; ++i) two.upper_weight[x % 2 * 4 + i] = position.upper_weight;
+  }
+  return columns;
+}
+
+// As TensorFlow's ResizeBilinear: first along rows, then between two rows.
+void ResizeBilinear(const Image& image, int size, bool flipped, uint8_t* out) {
+  const std::vector<Columns> columns = MakeColumns(image.width, size, flipped);
   const int wide = image.width * kColors;
   const int length = size * kColors;
   std::vector<float> floats(wide + kColors + kPadding);
-  // The last two input rows that were resized, and their numbers.
-  std::vector<float> resized[2] = {std::vector<float>(length + kPadding),
-                                   std::vector<float>(length + kPadding)};
+  // The last two input rows that were resized, and their numbers; with room for a pixel twice.
+  std::vector<float> resized[2] = {std::vector<float>(length + kColors + kPadding),
+                                   std::vector<float>(length + kColors + kPadding)};
   int resized_row[2] = {-1, -1};
   for (int y = 0; y < size; ++y) {
     const Position position = BetweenPixels(y, image.height, size);
@@ -172,13 +214,14 @@ void ResizeBilinear(const Image& image, int size, bool flipped, uint8_t* out) {
       resized_row[i] = rows[i];
       const uint8_t* const from = image.row(rows[i]);
       float* const pixels = floats.data();
-      for (int j = 0; j < wide; ++j) pixels[j] = from[j];
-      float* const to = resized[i].data();
-      for (int x = 0; x < size; ++x) {
-        const float* const from = pixels + columns[x].lower;
-        const Pixel lower = Load(from);
-        const Pixel upper = Load(from + kColors);
-        Store(lower + (upper - lower) * columns[x].upper_weight, to + x * kColors);
+      ToFloats(from, wide, pixels);
+      float* to = resized[i].data();
+      for (const Columns& two : columns) {
+        const float* const first = pixels + two.lower[0];
+        const float* const second = pixels + two.lower[1];
+        const Pixels lower = Load(first, second), upper = Load(first + kColors, second + kColors);
+        Store(lower + (upper - lower) * two.upper_weight, to);
+        to += 2 * kColors;
       }
     }
     const float* const lower = resized[0].data();
