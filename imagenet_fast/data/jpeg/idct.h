@@ -107,6 +107,7 @@ class Idct {
       const Vector high = _mm256_mulhi_epi16(values, factors);
       const Vector sign = _mm256_srai_epi16(pairs[i], 15);
       overflow = _mm256_or_si256(overflow, _mm256_xor_si256(sign, high));
+      // Sums of eight could overflow unseen.
       wild = _mm256_or_si256(wild, IsWild(pairs[i]));
     }
     Vector sums[kSide];
