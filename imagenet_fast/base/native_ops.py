@@ -22,6 +22,7 @@ from types import ModuleType
 import tensorflow as tf
 
 from imagenet_fast.base.cache_folder import cache_folder
+from imagenet_fast.base.environment import cpu_model
 
 _HEADER = pathlib.Path(__file__).with_suffix(".h")
 # Without fused multiply-add, whose results differ from TensorFlow's in the last bits.
@@ -45,7 +46,8 @@ def _build(source: pathlib.Path, *others: pathlib.Path) -> pathlib.Path:
     """Returns the path of the compiled library in the cache, after compiling it if necessary."""
     files = (_HEADER, source, *others)
     # Both of TensorFlow's libraries: its decoders are in the larger one, which links to the other.
-    flags = [*_FLAGS, *machine_flags(), *tf.sysconfig.get_link_flags(), "-l:libtensorflow_cc.so.2"]
+    links = [*tf.sysconfig.get_link_flags(), "-l:libtensorflow_cc.so.2"]
+    flags = [*_FLAGS, *machine_flags(), *links]
     # The name depends on the platform because machines may share a home directory.
     platform_id = [platform.machine(), platform.system(), tf.__version__, *flags]
     text = b"".join(("\n".join(platform_id).encode(), *(file.read_bytes() for file in files)))
@@ -85,14 +87,9 @@ def _folder_of_process() -> pathlib.Path:
     return folder
 
 
-@functools.cache
 def machine_flags() -> tuple[str, ...]:
     """Returns the compiler's flags for instructions that this machine has."""
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ()
-    (features, *_) = [set(line.split()) for line in lines if line.startswith("flags")] or [set()]
+    _, features = cpu_model()
     return ("-mavx2", "-mbmi2") if {"avx2", "bmi2"} <= features else ()
 
 

@@ -38,6 +38,17 @@ def test_op_is_compiled_once(source, empty_cache, monkeypatch):
     assert library.stat().st_mtime_ns == compiled_at
 
 
+def test_machines_that_share_a_home_directory_have_their_own_library(
+    source, empty_cache, monkeypatch
+):
+    libraries = set()
+    for features in ({"sse2"}, {"sse2", "avx2"}, {"sse2", "avx2", "bmi2"}):
+        monkeypatch.setattr(native_ops, "cpu_model", lambda features=features: ("CPU", features))
+        libraries.add((native_ops.machine_flags(), native_ops._build(source)))
+    assert {flags for flags, _ in libraries} == {(), ("-mavx2", "-mbmi2")}
+    assert len(libraries) == 2
+
+
 @pytest.mark.parametrize(
     ("compiler", "reason"),
     [

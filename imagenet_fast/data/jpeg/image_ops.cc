@@ -1,8 +1,9 @@
 // TensorFlow ops that read the examples of a batch of records, and make the batch's images; and one that
 // indexes JPEGs.
 //
-// They work on a whole batch: no tensor, and no element of a dataset, is made for an image. JPEGs and
-// PNGs are decoded by TensorFlow's own functions, so pixels are those of its ops.
+// They work on a whole batch: no tensor, and no element of a dataset, is made for an image. Indexed JPEGs
+// are decoded here where jpeg_window.h can, others and PNGs by TensorFlow's own functions: pixels are those
+// of its ops either way.
 
 #include <algorithm>
 #include <atomic>

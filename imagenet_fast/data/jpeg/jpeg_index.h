@@ -1,9 +1,9 @@
-// Indexes of JPEGs, with which crops can be cut out as smaller JPEGs without decoding pixels.
+// Indexes of JPEGs, with which the blocks around a window are found.
 //
 // A decoder must read a baseline JPEG's bits from the start: codes have variable lengths, and each block's
 // DC coefficient is stored as the difference from the previous block's. The index has the position in the
-// file and the DC coefficients at every few blocks, so the blocks around a window can be located and copied
-// into a new JPEG, which decodes to the same pixels as the whole one.
+// file and the DC coefficients at every few blocks, so the blocks around a window can be decoded
+// (jpeg_window.h), or copied into a new JPEG (jpeg_cut.h), without those before them.
 //
 // Format of an index. Integers are little-endian. A "varint" has 7 bits per byte, lowest first; the highest
 // bit is set in all bytes but the last.

@@ -3,7 +3,7 @@
 // It is for AddressSanitizer, or ThreadSanitizer with several batches at a time. Build and run it:
 //
 //   tf=$(python -c 'import tensorflow as tf; print(tf.sysconfig.get_include())')
-//   g++ -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
+//   g++ -std=c++17 -O1 -g -mavx2 -mbmi2 -fsanitize=address,undefined -fno-sanitize-recover=all
 //       -isystem$tf -isystem$tf/external/png -isystem$tf/external/libjpeg_turbo
 //       -Iimagenet_fast/base -Iimagenet_fast/data/jpeg tests/data/jpeg/image_fuzz.cc -o image_fuzz
 //       -L$tf/.. -l:libtensorflow_cc.so.2 -l:libtensorflow_framework.so.2 -Wl,-rpath,$tf/..

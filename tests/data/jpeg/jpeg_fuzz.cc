@@ -1,7 +1,7 @@
 // Feeds damaged JPEGs and indexes to imagenet_fast/data/jpeg/jpeg_*.cc. Every buffer is a
 // block of the heap of just its size, so that AddressSanitizer sees a byte too far. Build and run:
 //
-//   g++ -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-exceptions \
+//   g++ -std=c++17 -O1 -g -mavx2 -mbmi2 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-exceptions \
 //       -I imagenet_fast/data/jpeg tests/data/jpeg/jpeg_fuzz.cc -o jpeg_fuzz
 //   ./jpeg_fuzz SECONDS SEED JPEG...
 //

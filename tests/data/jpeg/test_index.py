@@ -66,7 +66,14 @@ def jpegs(height, width, seed=0):
 
 
 def load_cut_op():
-    names = ("always_inline.h", "jpeg_cut.cc", "jpeg_cut.h", "jpeg_index.cc", "jpeg_index.h", "jpeg_scan.h")
+    names = (
+        "always_inline.h",
+        "jpeg_cut.cc",
+        "jpeg_cut.h",
+        "jpeg_index.cc",
+        "jpeg_index.h",
+        "jpeg_scan.h",
+    )
     return load_ops(HERE / "cut_op.cc", *(JPEG / name for name in names))
 
 

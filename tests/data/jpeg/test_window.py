@@ -64,7 +64,9 @@ def boxes(height, width, count, seed=0):
     found += [(0, width - 1, height, 1), (height - 1, 0, 1, width)]
     for _ in range(count):
         size = random.randint(1, height + 1), random.randint(1, width + 1)
-        found.append((random.randint(height - size[0] + 1), random.randint(width - size[1] + 1), *size))
+        found.append(
+            (random.randint(height - size[0] + 1), random.randint(width - size[1] + 1), *size)
+        )
     return found
 
 
@@ -96,7 +98,12 @@ def with_quantization(file, *values):
 @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
 def test_windows_have_the_whole_images_pixels(size, subsampling):
     narrow = size[1] <= 4 and subsampling != "4:4:4"
-    for options in ({"restart_marker_blocks": 3}, {"optimize": True}, {"quality": 5}, {"quality": 100}):
+    for options in (
+        {"restart_marker_blocks": 3},
+        {"optimize": True},
+        {"quality": 5},
+        {"quality": 100},
+    ):
         file = encode(noise(*size), subsampling=subsampling, **options)
         check(file, expected=UNSUPPORTED if narrow else OK)
 
@@ -117,9 +124,7 @@ def test_codes_that_are_not_looked_up_at_once(sampling):
         check(file[:2] + JFIF + file[2:])
 
 
-@pytest.mark.parametrize(
-    "sampling", ["1x2,1x1,1x1", "4x1,1x1,1x1", "2x2,2x1,1x2", "1x1,2x2,2x2"]
-)
+@pytest.mark.parametrize("sampling", ["1x2,1x1,1x1", "4x1,1x1,1x1", "2x2,2x1,1x2", "1x1,2x2,2x2"])
 def test_other_samplings_are_left_to_the_library(sampling):
     file = jpeg_writer.random_jpeg(75, 131, sampling, 0, np.random.RandomState(1))
     check(file[:2] + JFIF + file[2:], 1, UNSUPPORTED)
@@ -156,7 +161,11 @@ def test_colours_are_ycbcr_as_decoders_find_out(segments, ids, expected):
 def test_no_number_overflows_unseen(mode):
     """Beyond what images of 8 bits have, libjpeg-turbo's vectors overflow or clip."""
     results = set()
-    for image in (noise(48, 64, mode), Image.new(mode, (48, 64)), Image.new(mode, (48, 64), "white")):
+    for image in (
+        noise(48, 64, mode),
+        Image.new(mode, (48, 64)),
+        Image.new(mode, (48, 64), "white"),
+    ):
         file = encode(image, quality=100)
         for values in ((1,), (2,), (7,), (15, 16, 17), (40,), (61, 200), (253,), (255,)):
             patched = with_quantization(file, *values)
