@@ -1,8 +1,8 @@
 """Native ops that read the examples of a batch of records, and make the batch's images.
 
 Each does a whole batch at once: TensorFlow's datasets pay for every tensor and every element.
-``image_ops.cc`` is compiled at first use. It decodes crops of indexed JPEGs itself where it can, others
-by functions of TensorFlow, to the same bits.
+``image_ops.cc`` is compiled at first use. It decodes crops of indexed JPEGs itself where it can,
+others by functions of TensorFlow, to the same bits.
 """
 
 from __future__ import annotations
