@@ -26,19 +26,6 @@ constexpr int kPadding = 1;
 inline Pixel Load(const float* from) { return *reinterpret_cast<const Pixel*>(from); }
 inline void Store(Pixel pixel, float* to) { *reinterpret_cast<Pixel*>(to) = pixel; }
 
-// Two of them, each anywhere in memory.
-typedef float Pixels __attribute__((vector_size(32), aligned(4)));
-
-ALWAYS_INLINE Pixels Load(const float* first, const float* second) {
-  return __builtin_shufflevector(Load(first), Load(second), 0, 1, 2, 3, 4, 5, 6, 7);
-}
-
-// Writes the second over the last element of the first.
-ALWAYS_INLINE void Store(Pixels pixels, float* to) {
-  Store(__builtin_shufflevector(pixels, pixels, 0, 1, 2, 3), to);
-  Store(__builtin_shufflevector(pixels, pixels, 4, 5, 6, 7), to + kColors);
-}
-
 // The position of an output pixel's centre in the input, in pixels.
 inline float InputPosition(int out, int in_size, int out_size) {
   const float scale = static_cast<float>(in_size) / static_cast<float>(out_size);
@@ -175,8 +162,8 @@ void ToFloats(const uint8_t* from, int count, float* to) {
 
 // Two output pixels of a row, or one twice.
 struct Columns {
-  size_t lower[2];  // elements before the lower input pixels
-  Pixels upper_weight;
+  size_t lower[2];        // elements before the lower input pixels
+  float upper_weight[8];  // four times that of each
 };
 
 std::vector<Columns> MakeColumns(int in_size, int out_size, bool flipped) {
@@ -185,10 +172,33 @@ std::vector<Columns> MakeColumns(int in_size, int out_size, bool flipped) {
     const int out = std::min(x, out_size - 1);
     const Position position = BetweenPixels(flipped ? out_size - 1 - out : out, in_size, out_size);
     Columns& two = columns[x / 2];
-    two.lower[x % 2] = size_t{1} * position.lower * kColors;
-    for (int i = 0; i < 4; ++i) two.upper_weight[x % 2 * 4 + i] = position.upper_weight;
+    two.lower[x % 2] = size_t{kColors} * position.lower;
+    std::fill_n(two.upper_weight + x % 2 * 4, 4, position.upper_weight);
   }
   return columns;
+}
+
+// Interpolates along a row; each pixel is written with an element more.
+void ResizeRow(const float* pixels, const std::vector<Columns>& columns, float* to) {
+  for (const Columns& two : columns) {
+#ifdef __AVX2__
+    const auto load = [&](int distance) {
+      const __m128 first = _mm_loadu_ps(pixels + two.lower[0] + distance);
+      const __m128 second = _mm_loadu_ps(pixels + two.lower[1] + distance);
+      return _mm256_insertf128_ps(_mm256_castps128_ps256(first), second, 1);
+    };
+    const __m256 lower = load(0), upper = load(kColors);
+    const __m256 both = lower + (upper - lower) * _mm256_loadu_ps(two.upper_weight);
+    _mm_storeu_ps(to, _mm256_castps256_ps128(both));
+    _mm_storeu_ps(to + kColors, _mm256_extractf128_ps(both, 1));
+#else
+    for (int i = 0; i < 2; ++i) {
+      const Pixel lower = Load(pixels + two.lower[i]), upper = Load(pixels + two.lower[i] + kColors);
+      Store(lower + (upper - lower) * two.upper_weight[4 * i], to + i * kColors);
+    }
+#endif
+    to += 2 * kColors;
+  }
 }
 
 // As TensorFlow's ResizeBilinear: first along rows, then between two rows.
@@ -215,14 +225,7 @@ void ResizeBilinear(const Image& image, int size, bool flipped, uint8_t* out) {
       const uint8_t* const from = image.row(rows[i]);
       float* const pixels = floats.data();
       ToFloats(from, wide, pixels);
-      float* to = resized[i].data();
-      for (const Columns& two : columns) {
-        const float* const first = pixels + two.lower[0];
-        const float* const second = pixels + two.lower[1];
-        const Pixels lower = Load(first, second), upper = Load(first + kColors, second + kColors);
-        Store(lower + (upper - lower) * two.upper_weight, to);
-        to += 2 * kColors;
-      }
+      ResizeRow(pixels, columns, resized[i].data());
     }
     const float* const lower = resized[0].data();
     const float* const upper = resized[1].data();
