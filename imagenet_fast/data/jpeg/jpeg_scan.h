@@ -143,6 +143,8 @@ class BitReader {
 
  private:
   __attribute__((noinline)) void FillByBytes() {
+    if (byte255_ != end_ && *byte255_ != 0xFF) FindByte255();
+    if (byte255_ - at_ >= 8) return Fill();
     ahead_ = count_ ? ahead_ & ~uint64_t{0} << (64 - count_) : 0;
     while (count_ < 56) {
       const bool stuffed = end_ - at_ >= 2 && at_[0] == 0xFF && at_[1] == 0;
@@ -158,9 +160,11 @@ class BitReader {
     }
   }
 
+  // Searches so far that it pays for short runs of the scan, too.
   void FindByte255() {
-    const void* const found = at_ < end_ ? std::memchr(at_, 0xFF, end_ - at_) : nullptr;
-    byte255_ = found ? static_cast<const uint8_t*>(found) : end_;
+    const size_t size = std::min<size_t>(end_ - at_, 1024);
+    const void* const found = size ? std::memchr(at_, 0xFF, size) : nullptr;
+    byte255_ = found ? static_cast<const uint8_t*>(found) : at_ + size;
   }
 
   // Returns whether the previous byte, which has been read, was stuffed.
@@ -170,7 +174,7 @@ class BitReader {
 
   const uint8_t* file_;
   const uint8_t* at_;
-  const uint8_t* byte255_;  // the next one, or the end
+  const uint8_t* byte255_;  // the next one is here or later
   const uint8_t* end_;
   uint64_t ahead_ = 0;
   int count_ = 0;

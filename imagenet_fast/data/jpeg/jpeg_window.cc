@@ -12,6 +12,9 @@
 namespace jpeg {
 namespace {
 
+// TensorFlow's decoder refuses as many, too.
+constexpr int64_t kMostSamples = int64_t{1} << 29;
+
 // A component's samples around the window.
 struct Plane {
   int64_t top, left, bottom, right;  // in samples, of whole blocks; the last two exclusive
@@ -223,7 +226,8 @@ Result DecodeWindow(const IndexedJpeg& jpeg, const Window& window, Buffer* memor
   const Header& header = jpeg.header;
   Sampling sampling;
   Plane planes[kMostComponents];
-  if (!ReadSampling(header, &sampling) || (header.components == 3 && !IsYCbCr(header)) ||
+  if (window.height * window.width * header.components >= kMostSamples ||
+      !ReadSampling(header, &sampling) || (header.components == 3 && !IsYCbCr(header)) ||
       !ReadQuantization(header, planes)) {
     return Result::kUnsupported;
   }

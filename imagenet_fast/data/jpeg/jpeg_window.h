@@ -21,8 +21,8 @@ namespace jpeg {
 //   pixels: [window.height * window.width * 3].
 //
 // Returns kUnsupported for other images than greyscale and YCbCr with chroma as fine as luma, or half as fine
-// in width or in both directions; for 16-bit quantization tables; and for coefficients that no image of 8
-// bits has, which overflow libjpeg-turbo's vectors of 16 bits.
+// in width or in both directions; for 16-bit quantization tables; for coefficients that no image of 8 bits
+// has, which overflow libjpeg-turbo's vectors of 16 bits; and for windows of 2**29 samples.
 Result DecodeWindow(const IndexedJpeg& jpeg, const Window& window, Buffer* planes, uint8_t* pixels);
 
 }  // namespace jpeg

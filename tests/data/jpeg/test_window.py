@@ -2,6 +2,8 @@
 
 import io
 import pathlib
+import struct
+import time
 
 import jpeg_writer
 import numpy as np
@@ -213,6 +215,57 @@ def test_a_window_of_damaged_bits_is_left_to_the_library():
             images = (whole(version)[:, 60:190] for version in (file, bytes(damaged)))
             assert any(np.array_equal(pixels, image) for image in images)
     assert {OK, CORRUPT, BAD_INDEX} <= set(results)
+
+
+def flat(height, width):
+    """A grey JPEG of blocks that are all equal, without Pillow: it may be large."""
+    header = encode(Image.new("L", (8, 8), 128))
+    header = header[: header.index(b"\xff\xda") + 10]
+    frame = header.index(b"\xff\xc0") + 5
+    size = height.to_bytes(2, "big") + width.to_bytes(2, "big")
+    blocks = -(-height // 8) * -(-width // 8)
+    # Four times the codes 00 and 1010: no difference of DC coefficients, and the block's end.
+    scan = (0b001010001010001010001010).to_bytes(3, "big") * -(-blocks // 4)
+    return header[:frame] + size + header[frame + 4 :] + scan + b"\xff\xd9"
+
+
+def test_a_window_larger_than_the_librarys_limit_is_left_to_it():
+    file = flat(24_000, 23_000)
+    result, _ = decode_window(file, (0, 0, 24_000, 23_000))
+    assert result == UNSUPPORTED
+    result, pixels = decode_window(file, (23_000, 22_000, 1_000, 1_000))
+    assert result == OK and (pixels == 128).all()
+
+
+def fnv(data, value=2166136261):
+    for byte in data:
+        value = (value ^ byte) * 16777619 % 2**32
+    return value
+
+
+def forged(index, file):
+    """An index with the hashes of another file; see jpeg_index.h."""
+    header = file[2 : file.index(b"\xff\xda")]  # all of its segments count
+    pieces = ((len(file) - 8) * i // 63 for i in range(64))
+    hashed = fnv(b"".join([header, *(file[at : at + 8] for at in pieces)]))
+    body = index[:2] + struct.pack("<II", len(file), hashed) + index[10:-4]
+    return body + struct.pack("<I", fnv(body))
+
+
+def test_bytes_behind_the_scan_take_no_time():
+    file = flat(65_528, 64)
+    index = make_index(file)
+    assert forged(index, file) == index
+    seconds = []
+    for behind in (b"\xff\xd9", bytes(30 << 20)):
+        longer = file[:-2] + behind
+        start = time.process_time()
+        # A run of each row of blocks.
+        result, _ = decode_window(longer, (0, 0, 65_528, 4), forged(index, longer))
+        seconds.append(time.process_time() - start)
+        assert result == OK
+    # It was a thousand times as long when each run searched all bytes.
+    assert seconds[1] < 20 * seconds[0] + 2
 
 
 def test_a_code_of_ones_only_is_not_indexed():
