@@ -422,7 +422,7 @@ void MakeImages(const ImagesKernel& kernel, TF_OpKernelContext* context, const S
     inputs[i] = Input(context, i, status);
     if (!IsOk(status)) return;
   }
-  const auto& [records, places, boxes, flipped] = inputs;
+  const Tensor &records = inputs[0], &places = inputs[1], &boxes = inputs[2], &flipped = inputs[3];
   const int64_t count = TF_TensorElementCount(records.get());
   if (TF_NumDims(records.get()) != 1 || TF_TensorElementCount(places.get()) != kPlaces * count ||
       TF_TensorElementCount(boxes.get()) != kBox * count ||
