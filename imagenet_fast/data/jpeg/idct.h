@@ -37,7 +37,7 @@ struct Places {
     }
   }
 };
-constexpr Places kPlaces;
+inline constexpr Places kPlaces;
 
 // Before this place of the file's order, all coefficients are among the first four of the first four rows.
 constexpr int kFewCoefficients = 10;
@@ -49,7 +49,7 @@ constexpr int kBits = 13, kLeft = 2;
 // root of 8: what each of eight coefficients adds to the first four outputs. Even ones add the same to the
 // other four in reverse, odd ones the negative. The numbers are sums of the multipliers of the IJG's code,
 // each of which is rounded.
-constexpr int16_t kTransform[kSide][4] = {
+inline constexpr int16_t kTransform[kSide][4] = {
     {8192, 8192, 8192, 8192},     {11363, 9633, 6437, 2260},   {10703, 4433, -4433, -10703},
     {9633, -2259, -11362, -6436}, {8192, -8192, -8192, 8192},  {6437, -11362, 2261, 9633},
     {4433, -10704, 10704, -4433}, {2260, -6436, 9633, -11363},

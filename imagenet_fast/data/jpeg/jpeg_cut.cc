@@ -13,6 +13,11 @@ void Store64(uint64_t word, uint8_t* to) {
   std::memcpy(to, &word, sizeof word);
 }
 
+// Returns whether any byte of a word is 255.
+bool HasByte255(uint64_t word) {
+  return ((~word - 0x0101010101010101u) & word & 0x8080808080808080u) != 0;
+}
+
 // Writes the bits of a scan, with a zero byte after each byte of 255.
 class BitWriter {
  public:

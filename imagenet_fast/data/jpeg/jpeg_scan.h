@@ -67,10 +67,6 @@ inline uint64_t Load64(const uint8_t* from) {
 #endif
   return word;
 }
-// Returns whether any byte of a word is 255.
-inline bool HasByte255(uint64_t word) {
-  return ((~word - 0x0101010101010101u) & word & 0x8080808080808080u) != 0;
-}
 
 // A position is a number of bits from the start of the file, including stuffed bytes. Between two bytes of
 // the scan, it is the position of the second.

@@ -30,7 +30,7 @@ struct Mixing {
     }
   }
 };
-constexpr Mixing kMixing;
+inline constexpr Mixing kMixing;
 
 // Converts sixteen pixels. Of multipliers that have more than 16 bits, multiples of kOne are added apart.
 ALWAYS_INLINE void ToRgb16(const uint8_t* luma, const uint8_t* blue, const uint8_t* red, uint8_t* to) {
