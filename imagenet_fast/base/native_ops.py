@@ -28,6 +28,19 @@ _HEADER = pathlib.Path(__file__).with_suffix(".h")
 # Without fused multiply-add, whose results differ from TensorFlow's in the last bits.
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC")
 
+# Flags by the kernel's names of the instructions; each group needs the one before it.
+_INSTRUCTIONS = (
+    {"avx2": "-mavx2", "bmi2": "-mbmi2"},
+    {
+        "fma": "-mfma",  # without it, Eigen's headers refuse AVX-512
+        "avx512f": "-mavx512f",
+        "avx512bw": "-mavx512bw",
+        "avx512vl": "-mavx512vl",
+        "avx512vbmi": "-mavx512vbmi",
+        "avx512_vnni": "-mavx512vnni",
+    },
+)
+
 
 @functools.cache
 def load_ops(source: pathlib.Path, *others: pathlib.Path) -> ModuleType:
@@ -74,7 +87,8 @@ def _build(source: pathlib.Path, *others: pathlib.Path) -> pathlib.Path:
             text=True,
         )
         if done.returncode:
-            reason = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[0]
+            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            reason = next((line for line in lines if "error: " in line), lines[0])
             raise OSError(f"{shlex.join(compiler)} cannot compile {source}: {reason}")
         output.replace(library)
     return library
@@ -88,9 +102,17 @@ def _folder_of_process() -> pathlib.Path:
 
 
 def machine_flags() -> tuple[str, ...]:
-    """Returns the compiler's flags for instructions that this machine has."""
+    """Returns the compiler's flags for instructions that this machine has.
+
+    The ops use AVX2, and of AVX-512 what Ice Lake, Zen 4 and later processors have.
+    """
     _, features = cpu_model()
-    return ("-mavx2", "-mbmi2") if {"avx2", "bmi2"} <= features else ()
+    flags: tuple[str, ...] = ()
+    for needed in _INSTRUCTIONS:
+        if not needed.keys() <= features:
+            break
+        flags += tuple(needed.values())
+    return flags
 
 
 def _compiler() -> list[str]:

@@ -8,11 +8,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "native_ops.h"
@@ -236,7 +238,13 @@ bool Load(const Kernel& kernel, const Reference& reference, const std::string& p
   return true;
 }
 
-// The records of references; what is no reference stays.
+struct Wanted {
+  Reference reference;
+  std::string path;
+  TF_TString* record;
+};
+
+// The records of references; what is no reference stays. Each file is opened once.
 void LoadRecords(const Kernel& kernel, TF_OpKernelContext* context, const Status& status) {
   const Tensor given = Input(context, 0, status);
   if (!IsOk(status)) return;
@@ -248,8 +256,7 @@ void LoadRecords(const Kernel& kernel, TF_OpKernelContext* context, const Status
                                         shape[0] * sizeof(TF_TString), status.get()));
   if (!IsOk(status)) return;
   TF_TString* const records = static_cast<TF_TString*>(TF_TensorData(loaded.get()));
-  std::unique_ptr<File> file;
-  std::string path, last;
+  std::vector<Wanted> all;
   for (int64_t i = 0; i < shape[0]; ++i) {
     const TF_TString* const text = Strings(given) + i;
     const char* const begin = TF_TString_GetDataPointer(text);
@@ -258,14 +265,20 @@ void LoadRecords(const Kernel& kernel, TF_OpKernelContext* context, const Status
       TF_TString_Copy(records + i, begin, size);
       continue;
     }
-    Reference reference;
-    std::memcpy(&reference, begin + kernel.token.size(), sizeof(reference));
-    path.assign(begin + head, size - head);
-    if (!file || path != last) file = std::make_unique<File>(path);
-    last = path;
-    if (!Load(kernel, reference, path, *file, records + i)) {
+    all.push_back({{}, std::string(begin + head, size - head), records + i});
+    std::memcpy(&all.back().reference, begin + kernel.token.size(), sizeof(Reference));
+  }
+  std::sort(all.begin(), all.end(), [](const Wanted& one, const Wanted& other) {
+    return std::tie(one.path, one.reference.offset) < std::tie(other.path, other.reference.offset);
+  });
+  std::unique_ptr<File> file;
+  const std::string* path = nullptr;
+  for (const Wanted& wanted : all) {
+    if (!path || *path != wanted.path) file = std::make_unique<File>(wanted.path);
+    path = &wanted.path;
+    if (!Load(kernel, wanted.reference, *path, *file, wanted.record)) {
       return TF_SetStatus(status.get(), TF_INTERNAL,
-                          ("UserError: " + path + kernel.failed).c_str());
+                          ("UserError: " + *path + kernel.failed).c_str());
     }
   }
 }

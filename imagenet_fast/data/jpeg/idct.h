@@ -116,8 +116,8 @@ class Idct {
       Vector even = _mm256_set1_epi32(1 << (shift - 1)), odd = _mm256_setzero_si256();
       for (int i = 0; i < halves; ++i) {
         const auto add = [&](Vector sum, int number) {
-          const Vector factors = Pair(kTransform[4 * i + number][y], kTransform[4 * i + 2 + number][y]);
-          return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs[2 * i + number], factors));
+          return AddProducts(sum, pairs[2 * i + number],
+                             Pair(kTransform[4 * i + number][y], kTransform[4 * i + 2 + number][y]));
         };
         even = add(even, 0);
         odd = add(odd, 1);
@@ -144,8 +144,7 @@ class Idct {
         for (int pair = 0; pair < 2 * halves; ++pair) {
           int32_t both;
           std::memcpy(&both, between[y + i] + 2 * pair, sizeof both);
-          rows[i] = _mm256_add_epi32(
-              rows[i], _mm256_madd_epi16(_mm256_set1_epi32(both), Load(across_[pair])));
+          rows[i] = AddProducts(rows[i], _mm256_set1_epi32(both), Load(across_[pair]));
         }
         rows[i] = _mm256_srai_epi32(rows[i], shift);
       }

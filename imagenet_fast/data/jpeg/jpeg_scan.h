@@ -85,7 +85,7 @@ class BitReader {
 
   // Makes at least 56 bits available.
   void Fill() {
-    if (byte255_ - at_ >= 8) {
+    if (__builtin_expect(byte255_ - at_ >= 8, 1)) {
       ahead_ |= Load64(at_) >> count_;
       at_ += (63u - count_) / 8;
       count_ |= 56;
@@ -99,7 +99,7 @@ class BitReader {
 
   // Makes at least 32 bits available.
   void Need32() {
-    if (count_ < 32) Fill();
+    if (__builtin_expect(count_ < 32, 0)) Fill();
   }
 
   // The next bits, the first in the highest bit. After the available ones come further bits or zeros.
@@ -185,28 +185,30 @@ class Code {
   Code() = default;
   // `length` of the code and `size` of the value in bits; `negative`: whether the value begins with 0, and is
   // therefore negative; `advance`, of an AC coefficient: number of coefficients to advance.
-  Code(int length, int size, bool negative, int advance)
-      : word_(uint32_t(length + size) | uint32_t(size) << 8 | uint32_t(advance) << 16),
+  Code(int length, int size, bool negative, unsigned advance)
+      : bits_(length + size),
+        size_(size),
+        advance_(advance),
+        shift_(-(length + size) & 63),
         offset_(size && negative ? 1 - (1 << size) : 0) {}
 
   // Of the code and the value; 0: there is no such code.
-  int bits() const { return word_ & 63; }
-  int advance() const { return word_ >> 16; }
+  int bits() const { return bits_; }
+  int advance() const { return advance_; }
 
   // The value, if the code is in the highest bits.
   int Value(uint64_t ahead) const {
-    const uint32_t mask = (1u << (word_ >> 8 & 15)) - 1;
-    return static_cast<int>((ahead >> (-bits() & 63)) & mask) + offset_;
+    return static_cast<int>(static_cast<uint32_t>(ahead >> (shift_ & 63)) & ((1u << size_) - 1)) + offset_;
   }
 
  private:
-  uint32_t word_ = 0;
+  uint8_t bits_ = 0, size_ = 0, advance_ = 0, shift_ = 0;
   int32_t offset_ = 0;
 };
 
 // More than the coefficients of a block: the advances of what is no code, and of an end of block, which is
 // more than all runs of a block can add up to.
-constexpr int kNoCode = 64, kEndOfBlock = 128;
+constexpr unsigned kNoCode = 64, kEndOfBlock = 128;
 
 class CodeTable {
  public:
@@ -218,7 +220,8 @@ class CodeTable {
   Result Build(bool dc) {
     dc_ = dc;
     if (dc && symbol_count > kMostDcCodes) return Result::kUnsupported;
-    std::fill(short_codes_, short_codes_ + (1 << kShort), Code(0, 0, false, kNoCode));
+    std::fill_n(short_codes_, 1 << kShort, Code(0, 0, false, kNoCode));
+    std::fill_n(short_bits_, 1 << kShort, 0);
     int number = 0;
     uint32_t code = 0;
     for (int length = 1; length <= kLongest; ++length, code <<= 1) {
@@ -233,13 +236,17 @@ class CodeTable {
         Code* const codes = short_codes_ + (code << (kShort - length));
         std::fill(codes, codes + half, MakeCode(length, symbols[number], true));
         std::fill(codes + half, codes + 2 * half, MakeCode(length, symbols[number], false));
+        std::fill_n(short_bits_ + (codes - short_codes_), 2 * half, codes->bits());
       }
     }
     return Result::kOk;
   }
 
-  // Returns the code in the highest bits, if it is short.
-  Code FindShort(uint64_t bits) const { return short_codes_[bits >> (64 - kShort)]; }
+  // Returns the code in the highest bits, if it is short; otherwise none.
+  const Code& FindShort(uint64_t bits) const { return short_codes_[bits >> (64 - kShort)]; }
+
+  // Returns only its bits(), for which the next code waits.
+  int FindShortBits(uint64_t bits) const { return short_bits_[bits >> (64 - kShort)]; }
 
   // Returns it whatever its length.
   Code Find(uint64_t bits) const {
@@ -254,7 +261,7 @@ class CodeTable {
   Code MakeCode(int length, int symbol, bool negative) const {
     const int size = dc_ ? symbol : symbol & 15, run = dc_ ? 0 : symbol >> 4;
     // As in decoders, a run of 15 without a value means 16 zeros, any other the end of the block.
-    return {length, size, negative, size || run == 15 ? run + 1 : kEndOfBlock};
+    return {length, size, negative, size || run == 15 ? run + 1u : kEndOfBlock};
   }
 
   __attribute__((noinline)) Code FindLong(uint64_t bits) const {
@@ -273,6 +280,7 @@ class CodeTable {
   uint32_t first_[kLongest + 1];  // first code of each length
   int offsets_[kLongest + 1];     // index of its symbol
   Code short_codes_[1 << kShort];
+  uint8_t short_bits_[1 << kShort];  // small, and addressed without computing
 };
 
 // Reads the difference of a DC coefficient; returns whether it is valid.
@@ -289,28 +297,34 @@ ALWAYS_INLINE bool ReadDc(const CodeTable& table, BitReader* bits, int* differen
 template <typename Take>
 ALWAYS_INLINE bool ReadAc(const CodeTable& table, BitReader* bits, Take take) {
   BitReader reader = *bits;
-  constexpr int last = kCoefficients - 1;
-  int place = 0, value = 0, size = 0;
-  const auto read = [&](Code code) __attribute__((always_inline)) {
+  constexpr unsigned last = kCoefficients - 1;
+  unsigned place = 0;
+  int value = 0, size = 0;
+  // `length` is that of the code with its value.
+  const auto read = [&](const Code& code, int length) __attribute__((always_inline)) {
     value = code.Value(reader.ahead());
-    size = code.bits();
+    size = length;
     reader.Skip(size);
     place += code.advance();
     if (place >= last) return false;
     take(place, value);
     return true;
   };
+  const auto read_short = [&]() __attribute__((always_inline)) {
+    return read(table.FindShort(reader.ahead()), table.FindShortBits(reader.ahead()));
+  };
   // To fill each second time is faster than to fill when that is needed, which cannot be predicted.
   for (;;) {
     reader.Fill();
-    if (read(table.FindShort(reader.ahead()))) {
+    if (read_short()) {
       reader.Need32();
-      if (read(table.FindShort(reader.ahead()))) continue;
+      if (read_short()) continue;
     }
     if (size) break;
     place -= kNoCode;
     reader.Need32();
-    if (!read(table.Find(reader.ahead()))) break;
+    const Code code = table.Find(reader.ahead());
+    if (!read(code, code.bits())) break;
   }
   *bits = reader;
   if (place == last) take(place, value);

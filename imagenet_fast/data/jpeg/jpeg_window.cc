@@ -120,12 +120,8 @@ class Decoder {
             }
             int16_t* const coefficients = idct_.coefficients();
             coefficients[0] = dc[number];
-            int last = 0;
-            const auto take = [&](int place, int value) {
-              coefficients[kPlaces.at[place]] = value;
-              last = place;
-            };
-            if (!ReadAc(table, &bits, take)) return Result::kCorrupt;
+            const int last = ReadBlock(table, &bits, coefficients);
+            if (last < 0) return Result::kCorrupt;
             idct_.Make(plane.quantization, last, plane.At(y, x), plane.stride);
           }
         }
@@ -144,6 +140,18 @@ class Decoder {
   bool wild() const { return idct_.wild(); }
 
  private:
+  // Reads the AC coefficients of a block; returns the place of the last one, 0 without any, or -1 if they are
+  // invalid. A function of its own has enough registers.
+  __attribute__((noinline)) static int ReadBlock(const CodeTable& table, BitReader* bits,
+                                                 int16_t* coefficients) {
+    int last = 0;
+    const auto take = [&](int place, int value) {
+      coefficients[kPlaces.at[place]] = value;
+      last = place;
+    };
+    return ReadAc(table, bits, take) ? last : -1;
+  }
+
   const IndexedJpeg& jpeg_;
   const Plane* planes_;
   Idct idct_;
@@ -151,40 +159,45 @@ class Decoder {
 
 // ---- Pixels --------------------------------------------------------------------------------------
 
-// Upsamples a row of chroma to `width` samples from column `left` of the image. Each is a mean of the nearest
-// two samples in each direction, weighted 3:1; beyond the image are its borders' samples. `sums` has room for
-// the columns that are needed, and one more on each side.
+// Memory for a row of chroma, and for kWords numbers more in each part.
+struct ChromaRow {
+  int16_t* sums;
+  uint8_t* samples;
+};
+
+// Upsamples a row of chroma to `width` samples from column `left` of the image, rounded outwards to even
+// ones. Each is a mean of the nearest two samples in each direction, weighted 3:1; beyond the image are its
+// borders' samples. kWords - 1 bytes more are read.
 template <int down>
-ALWAYS_INLINE void Upsample(const Plane& plane, int64_t y, int64_t left, int64_t width, int16_t* sums,
-                            uint8_t* out) {
+ALWAYS_INLINE void Upsample(const Plane& plane, int64_t y, int64_t left, int64_t width, const ChromaRow& row) {
   const int64_t first = left / 2, last = (left + width - 1) / 2;
   const int64_t begin = std::max<int64_t>(first - 1, 0), end = std::min(last + 1, plane.columns - 1);
   const int64_t near = y / down, far = y % 2 ? near + 1 : near - 1;
   const uint8_t* const nearest = plane.At(near, begin);
-  int16_t* const needed = sums + 1;  // from the first
+  const uint8_t* const next = plane.At(std::clamp<int64_t>(far, 0, plane.rows - 1), begin);
+  int16_t* const needed = row.sums + 1;  // from the first
   int16_t* const to = needed + (begin - first);
-  const int count = static_cast<int>(end - begin + 1);
-  if constexpr (down == 2) {
-    const uint8_t* const next = plane.At(std::clamp<int64_t>(far, 0, plane.rows - 1), begin);
-    for (int i = 0; i < count; ++i) to[i] = 3 * nearest[i] + next[i];
-  } else {
-    for (int i = 0; i < count; ++i) to[i] = nearest[i];
+  const auto triple = [](Words words) { return WORDS(add_epi16)(words, WORDS(add_epi16)(words, words)); };
+  for (int i = 0; i <= end - begin; i += kWords) {
+    Words sums = WordsOfBytes(nearest + i);
+    if constexpr (down == 2) sums = WORDS(add_epi16)(triple(sums), WordsOfBytes(next + i));
+    StoreWords(sums, to + i);
   }
   if (first == 0) needed[-1] = needed[0];
   const int samples = static_cast<int>(last - first + 1);
   if (last == plane.columns - 1) needed[samples] = needed[samples - 1];
   constexpr int shift = down == 2 ? 4 : 2, before = down == 2 ? 8 : 1, after = down == 2 ? 7 : 2;
-  for (int i = 0; i < samples; ++i) {
-    out[2 * i] = (3 * needed[i] + needed[i - 1] + before) >> shift;
-    out[2 * i + 1] = (3 * needed[i] + needed[i + 1] + after) >> shift;
+  for (int i = 0; i < samples; i += kWords) {
+    const Words near_three = triple(LoadWords(needed + i));
+    const auto mean = [&](int distance, int rounding) {
+      const Words sum = WORDS(add_epi16)(near_three, LoadWords(needed + i + distance));
+      return WORDS(srli_epi16)(WORDS(add_epi16)(sum, WORDS(set1_epi16)(rounding)), shift);
+    };
+    // Two samples of 8 bits, the left one in the lower.
+    StoreWords(WORDS(add_epi16)(mean(-1, before), WORDS(slli_epi16)(mean(1, after), 8)),
+               row.samples + 2 * i);
   }
 }
-
-// Memory for a row of chroma.
-struct ChromaRow {
-  int16_t* sums;
-  uint8_t* samples;
-};
 
 void MakePixels(const Plane* planes, int components, const Sampling& sampling, const Window& window,
                 const ChromaRow* rows, uint8_t* to) {
@@ -203,7 +216,7 @@ void MakePixels(const Plane* planes, int components, const Sampling& sampling, c
         continue;
       }
       const auto upsample = sampling.down == 2 ? Upsample<2> : Upsample<1>;
-      upsample(plane, y, window.left, width, rows[i].sums, rows[i].samples);
+      upsample(plane, y, window.left, width, rows[i]);
       chroma[i] = rows[i].samples + window.left % 2;
     }
     ToRgb(luma, chroma[0], chroma[1], width, to);
@@ -241,17 +254,13 @@ Result DecodeWindow(const IndexedJpeg& jpeg, const Window& window, Buffer* memor
     plane.stride = plane.right - plane.left;
     bytes += plane.stride * (plane.bottom - plane.top);
   }
-  const size_t row = window.width + 4;
-  uint8_t* at = memory->Get(bytes + 2 * row * (sizeof(int16_t) + 1));
+  const size_t row = window.width / 2 + 4 + kWords;
+  uint8_t* at = memory->Get(bytes + 4 * row * sizeof(int16_t) + kWords);
   if (!at) return Result::kNoRoom;
   ChromaRow rows[2];
   for (ChromaRow& chroma : rows) {
-    chroma.sums = reinterpret_cast<int16_t*>(at);
-    at += row * sizeof(int16_t);
-  }
-  for (ChromaRow& chroma : rows) {
-    chroma.samples = at;
-    at += row;
+    chroma = {reinterpret_cast<int16_t*>(at), at + row * sizeof(int16_t)};
+    at += 2 * row * sizeof(int16_t);
   }
   for (int i = 0; i < header.components; ++i) {
     planes[i].samples = at;
