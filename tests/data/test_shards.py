@@ -254,6 +254,24 @@ def test_shards_that_are_damaged_at_random(tmp_path):
     assert 30 < lost < 270
 
 
+def test_references_of_several_shards_in_any_order(tmp_path):
+    expected, given = [], []
+    for number in range(3):
+        records = [bytes([number, index]) * 8192 for index in range(4)]
+        path = tmp_path / f"train-0000{number}-of-00003"
+        write_records(path, records)
+        read_shard = shard_reader([str(path)], refer=True)
+        expected += records
+        given += read_shard(str(path), 4, 0).as_numpy_iterator()
+    assert max(map(len, given)) < 1000
+    expected.append(b"no reference")
+    given.append(b"no reference")
+    for seed in range(3):
+        order = np.random.RandomState(seed).permutation(len(given))
+        loaded = shards.load_records(tf.constant([given[index] for index in order]))
+        assert loaded.numpy().tolist() == [expected[index] for index in order]
+
+
 # --- What is no damage ----------------------------------------------------------------------------
 
 

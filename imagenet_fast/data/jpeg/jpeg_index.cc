@@ -21,16 +21,13 @@ uint32_t Hash(Bytes bytes, uint32_t hash = kHashBegin) {
   return hash;
 }
 
-// One of the pieces of a JPEG that are hashed.
-Bytes Piece(Bytes jpeg, size_t i) {
-  const size_t bytes = std::min(jpeg.size, kPieceBytes);
-  return {jpeg.data + (jpeg.size - bytes) * i / (kPieces - 1), bytes};
-}
-
 uint32_t HashJpeg(Bytes jpeg, const Header& header) {
   uint32_t hash = kHashBegin;
   for (const Segment& segment : header.segments) hash = Hash(segment.all, hash);
-  for (size_t i = 0; i < kPieces; ++i) hash = Hash(Piece(jpeg, i), hash);
+  const size_t bytes = std::min(jpeg.size, kPieceBytes);
+  for (size_t i = 0; i < kPieces; ++i) {
+    hash = Hash({jpeg.data + (jpeg.size - bytes) * i / (kPieces - 1), bytes}, hash);
+  }
   return hash;
 }
 
@@ -168,7 +165,6 @@ Result MakeIndex(Bytes jpeg, std::vector<uint8_t>* index) {
 
 Result IndexedJpeg::Open(Bytes file, Bytes index, const Window& window) {
   jpeg = file;
-  for (size_t i = 0; i < kPieces; ++i) __builtin_prefetch(Piece(jpeg, i).data);
   if (index.size < kFixedBytes + kHashBytes || index.data[0] != kVersion) return Result::kBadIndex;
   const Bytes hashed = {index.data, index.size - kHashBytes};
   spacing_ = index.data[1];

@@ -148,57 +148,6 @@ Position BetweenPixels(int out, int in_size, int out_size) {
   return {lower, upper > lower ? position - below : 0.0f};
 }
 
-#ifdef __AVX512VBMI__
-
-// Sixteen elements of an output row and the input elements, at most 64 in a row, that they are between.
-struct alignas(64) Elements {
-  int8_t places[16][4] = {};  // the first is that of the lower one among the 64, the third of the upper one
-  float upper_weight[16];
-  uint64_t inside;  // bits: which of the 64 are in the row
-  size_t first;     // of the 64
-};
-
-// Returns nothing if sixteen elements need more than 64.
-std::vector<Elements> MakeElements(int in_size, int out_size, bool flipped) {
-  const int length = kColors * out_size;
-  std::vector<Elements> all((length + 15) / 16);
-  for (size_t i = 0; i < all.size(); ++i) {
-    int lower[16], upper[16];
-    for (int j = 0; j < 16; ++j) {
-      const int element = std::min<int>(16 * i + j, length - 1), x = element / kColors;
-      const Position position = BetweenPixels(flipped ? out_size - 1 - x : x, in_size, out_size);
-      lower[j] = position.lower * kColors + element % kColors;
-      upper[j] = lower[j] + (position.upper_weight != 0 ? kColors : 0);
-      all[i].upper_weight[j] = position.upper_weight;
-    }
-    const int first = *std::min_element(lower, lower + 16);
-    if (*std::max_element(upper, upper + 16) - first >= 64) return {};
-    for (int j = 0; j < 16; ++j) {
-      all[i].places[j][0] = lower[j] - first;
-      all[i].places[j][2] = upper[j] - first;
-    }
-    all[i].first = first;
-    all[i].inside = ~uint64_t{0} >> std::max(64 - (kColors * in_size - first), 0);
-  }
-  return all;
-}
-
-void ResizeRow(const uint8_t* from, const std::vector<Elements>& all, float* to) {
-  for (const Elements& elements : all) {
-    const __m512i bytes = _mm512_maskz_loadu_epi8(elements.inside, from + elements.first);
-    const __m512i places = _mm512_load_si512(elements.places);
-    const __m512i both = _mm512_maskz_permutexvar_epi8(0x5555555555555555, places, bytes);
-    const __m512i lower = _mm512_and_si512(both, _mm512_set1_epi32(0xFFFF));
-    const __m512i difference = _mm512_madd_epi16(both, _mm512_set1_epi32(0x1FFFF));  // times 1 and -1
-    const __m512 sum = _mm512_cvtepi32_ps(lower) +
-                       _mm512_cvtepi32_ps(difference) * _mm512_load_ps(elements.upper_weight);
-    _mm512_storeu_ps(to, sum);
-    to += 16;
-  }
-}
-
-#endif
-
 void ToFloats(const uint8_t* from, int count, float* to) {
   int i = 0;
 #ifdef __AVX2__
@@ -252,19 +201,99 @@ void ResizeRow(const float* pixels, const std::vector<Columns>& columns, float* 
   }
 }
 
+#ifdef __AVX512VBMI__
+
+// Sixteen elements of an output row and the input elements, at most 64 in a row, that they are between.
+struct alignas(64) Elements {
+  int8_t places[16][4] = {};  // the first is that of the lower one among the 64, the third of the upper one
+  float upper_weight[16];
+  uint64_t inside;  // bits: which of the 64 are in the row
+  size_t first;     // of the 64
+};
+
+// Returns nothing if sixteen elements need more than 64.
+std::vector<Elements> MakeElements(int in_size, int out_size, bool flipped) {
+  const int length = kColors * out_size;
+  std::vector<Elements> all((length + 15) / 16);
+  for (size_t i = 0; i < all.size(); ++i) {
+    Elements& sixteen = all[i];
+    int lower[16], upper[16];
+    for (int j = 0; j < 16; ++j) {
+      // The last sixteen may be fewer.
+      const int element = std::min<int>(16 * i + j, length - 1), x = element / kColors;
+      const Position position = BetweenPixels(flipped ? out_size - 1 - x : x, in_size, out_size);
+      lower[j] = position.lower * kColors + element % kColors;
+      upper[j] = lower[j] + (position.upper_weight != 0 ? kColors : 0);
+      sixteen.upper_weight[j] = position.upper_weight;
+    }
+    const int first = *std::min_element(lower, lower + 16);
+    if (*std::max_element(upper, upper + 16) - first >= 64) return {};
+    for (int j = 0; j < 16; ++j) {
+      sixteen.places[j][0] = lower[j] - first;
+      sixteen.places[j][2] = upper[j] - first;
+    }
+    sixteen.first = first;
+    sixteen.inside = ~uint64_t{0} >> std::max(64 - (kColors * in_size - first), 0);
+  }
+  return all;
+}
+
+// As the function of Columns. Differences of pixels are whole numbers, so floats hold them exactly.
+void ResizeRow(const uint8_t* from, const std::vector<Elements>& all, float* to) {
+  for (const Elements& sixteen : all) {
+    const __m512i bytes = _mm512_maskz_loadu_epi8(sixteen.inside, from + sixteen.first);
+    const __m512i places = _mm512_load_si512(sixteen.places);
+    const __m512i both = _mm512_maskz_permutexvar_epi8(0x5555555555555555, places, bytes);
+    const __m512i lower = _mm512_and_si512(both, _mm512_set1_epi32(0xFFFF));
+    // The upper one times 1 and the lower one times -1.
+    const __m512i difference = _mm512_madd_epi16(both, _mm512_set1_epi32(0x1FFFF));
+    const __m512 product = _mm512_cvtepi32_ps(difference) * _mm512_load_ps(sixteen.upper_weight);
+    _mm512_storeu_ps(to, _mm512_cvtepi32_ps(lower) + product);
+    to += 16;
+  }
+}
+
+#endif
+
+// Interpolates along rows.
+class RowResizer {
+ public:
+  RowResizer(int in_size, int out_size, bool flipped) : wide_(in_size * kColors) {
+#ifdef __AVX512VBMI__
+    elements_ = MakeElements(in_size, out_size, flipped);
+    if (!elements_.empty()) return;
+#endif
+    columns_ = MakeColumns(in_size, out_size, flipped);
+    floats_.resize(wide_ + kColors + kPadding);
+  }
+
+  // At most kMore elements more than those of the row are written.
+  static constexpr int kMore = 15;
+  void Resize(const uint8_t* from, float* to) {
+#ifdef __AVX512VBMI__
+    if (!elements_.empty()) return ResizeRow(from, elements_, to);
+#endif
+    ToFloats(from, wide_, floats_.data());
+    ResizeRow(floats_.data(), columns_, to);
+  }
+
+ private:
+  int wide_;
+  std::vector<Columns> columns_;
+  std::vector<float> floats_;
+#ifdef __AVX512VBMI__
+  std::vector<Elements> elements_;
+#endif
+};
+
 // As TensorFlow's ResizeBilinear: first along rows, then between two rows.
 void ResizeBilinear(const Image& image, int size, bool flipped, uint8_t* out) {
-  const std::vector<Columns> columns = MakeColumns(image.width, size, flipped);
-  const int wide = image.width * kColors;
+  RowResizer resizer(image.width, size, flipped);
   const int length = size * kColors;
-  std::vector<float> floats(wide + kColors + kPadding);
-  // The last two input rows that were resized, and their numbers; with room for a pixel twice.
-  std::vector<float> resized[2] = {std::vector<float>(length + 16),
-                                   std::vector<float>(length + 16)};
+  // The last two input rows that were resized, and their numbers.
+  std::vector<float> resized[2];
+  for (auto& row : resized) row.resize(length + RowResizer::kMore);
   int resized_row[2] = {-1, -1};
-#ifdef __AVX512VBMI__
-  const std::vector<Elements> elements = MakeElements(image.width, size, flipped);
-#endif
   for (int y = 0; y < size; ++y) {
     const Position position = BetweenPixels(y, image.height, size);
     const int rows[2] = {position.lower, std::min(position.lower + 1, image.height - 1)};
@@ -276,16 +305,7 @@ void ResizeBilinear(const Image& image, int size, bool flipped, uint8_t* out) {
       if (resized_row[i] == rows[i]) continue;
       if (i == 1 && position.upper_weight == 0) continue;
       resized_row[i] = rows[i];
-      const uint8_t* const from = image.row(rows[i]);
-#ifdef __AVX512VBMI__
-      if (!elements.empty()) {
-        ResizeRow(from, elements, resized[i].data());
-        continue;
-      }
-#endif
-      float* const pixels = floats.data();
-      ToFloats(from, wide, pixels);
-      ResizeRow(pixels, columns, resized[i].data());
+      resizer.Resize(image.row(rows[i]), resized[i].data());
     }
     const float* const lower = resized[0].data();
     const float* const upper = resized[1].data();
