@@ -169,10 +169,11 @@ struct ChromaRow {
 // ones. Each is a mean of the nearest two samples in each direction, weighted 3:1; beyond the image are its
 // borders' samples. kWords - 1 bytes more are read.
 template <int down>
-ALWAYS_INLINE void Upsample(const Plane& plane, int64_t y, int64_t left, int64_t width, const ChromaRow& row) {
+ALWAYS_INLINE void Upsample(const Plane& plane, int64_t y, int64_t left, int64_t width,
+                            const ChromaRow& row) {
   const int64_t first = left / 2, last = (left + width - 1) / 2;
   const int64_t begin = std::max<int64_t>(first - 1, 0), end = std::min(last + 1, plane.columns - 1);
-  const int64_t near = y / down, far = y % 2 ? near + 1 : near - 1;
+  const int64_t near = y / down, far = down == 1 ? near : y % 2 ? near + 1 : near - 1;
   const uint8_t* const nearest = plane.At(near, begin);
   const uint8_t* const next = plane.At(std::clamp<int64_t>(far, 0, plane.rows - 1), begin);
   int16_t* const needed = row.sums + 1;  // from the first
