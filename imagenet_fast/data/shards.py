@@ -80,18 +80,24 @@ def read_shard(
         when a disk or a server fails for a moment.
     """
     count = tf.convert_to_tensor(count, tf.int64)
+    if refer:
+        references = load_record_op().imagenet_fast_refer_to_records(
+            path=path, count=count, **_attributes()
+        )
+        references = tf.data.Dataset.from_tensor_slices(tf.ensure_shape(references, [None]))
+
+        def read(path: tf.Tensor, count: tf.Tensor) -> tf.data.Dataset:
+            return read_shard(path, count, start, native=native)
+
+        # In a function, because what is concatenated is made ready for each shard, used or not.
+        records = tf.data.Dataset.from_tensors((path, count)).flat_map(read)
+        return references.concatenate(records).take(count)
     fitting = count
     if native:
         fitting = load_record_op().imagenet_fast_count_fitting(path=path, count=count)
     whole = _until_damage(path, tf.ensure_shape(fitting, []), tf.constant(0, tf.int64))
     rest = tf.data.Dataset.from_tensors((path, count)).flat_map(_from_damage_on)
-    if not refer:
-        return whole.concatenate(rest).take(count)
-    references = load_record_op().imagenet_fast_refer_to_records(
-        path=path, count=count, **_attributes()
-    )
-    references = tf.data.Dataset.from_tensor_slices(tf.ensure_shape(references, [None]))
-    return references.concatenate(whole).concatenate(rest).take(count)
+    return whole.concatenate(rest).take(count)
 
 
 def load_record_op() -> ModuleType:
