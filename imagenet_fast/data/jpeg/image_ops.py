@@ -143,8 +143,8 @@ def make_images(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Decodes crops of a batch's images, resizes them, and flips them left to right.
 
-    Pixels are those of ``decode.decode_crop_and_resize``, or with an index those of the whole image,
-    decoded and then cropped.
+    Pixels are those of ``decode.decode_crop_and_resize``, or with an index those of the whole
+    image, decoded and then cropped.
 
     Args:
       records: of :class:`Examples`.
