@@ -56,6 +56,7 @@ def test_machines_that_share_a_home_directory_have_their_own_library(
     [
         ("no-such-compiler", "no C++ compiler found (no-such-compiler): install one"),
         ("false", "false cannot compile"),
+        ("sh -c 'printf \"from x.h:\\nx.cc:1: error: bad\\n\" >&2; exit 1'", "x.cc:1: error: bad"),
         ("'g++", 'CXX is "\'g++": No closing quotation'),
     ],
 )
