@@ -233,18 +233,20 @@ def training_order(
         records = _shuffle(records, options.shuffle_buffer, seeds[1])
         records = records.take(steps_per_epoch * images_per_step)
 
-        def is_own(indices: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
-            batch = indices[0] % images_per_step // batch_size
-            return (begin <= batch) & (batch < end)
+        skipped = tf.where(epoch == first_epoch, tf.cast(skipped_steps, tf.int64), 0)
+        skipped *= images_per_step
 
-        def identify(indices: tf.Tensor, records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def is_own(batch: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+            in_step = batch % (images_per_step // batch_size)
+            return (begin <= in_step) & (in_step < end)
+
+        def identify(batch: tf.Tensor, records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            indices = skipped + batch * batch_size + tf.range(batch_size, dtype=tf.int64)
             places = indices * part.pipelines + part.pipeline
             seeds = tf.fill([batch_size], tf.cast(options.seed, tf.int64))
             return records, tf.stack([seeds, tf.fill([batch_size], epoch), places], axis=1)
 
-        skipped = tf.where(epoch == first_epoch, tf.cast(skipped_steps, tf.int64), 0)
-        records = records.enumerate().skip(skipped * images_per_step)
-        batches = records.batch(batch_size, drop_remainder=True)
+        batches = records.skip(skipped).batch(batch_size, drop_remainder=True).enumerate()
         if end - begin < images_per_step // batch_size:
             batches = batches.filter(is_own)
         return batches.map(identify)
