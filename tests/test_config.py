@@ -37,9 +37,6 @@ OTHER = {
     "resize_method": "bicubic",
     "antialias": True,
     "resize_kernel": "tensorflow",
-    "jpeg_dct": "fast",
-    "jpeg_upsampling": "plain",
-    "jpeg_scaling": True,
     "jpeg_index": False,
     "max_pixels": 4096,
     "pixel_mean": (0.0, 1e-7, 127.5),
@@ -294,7 +291,7 @@ NOT_IN_EVALUATION = {
     *("batch_norm_momentum", "batch_norm_batch_size", "fused_batch_norm"),
     *("eval_image_size", "train_sizes", "train_until", "size_ramp", "size_ramp_at"),
     *("eval_crop_fraction", "eval_crop", "resize_kernel", "max_pixels"),
-    *("jpeg_dct", "jpeg_upsampling", "jpeg_scaling", "jpeg_index"),
+    "jpeg_index",
 }
 
 

@@ -5,13 +5,13 @@
 #   tools/input_peers.sh DIRECTORY [NAME ...]
 #
 # Names: model_garden (0.3 GB; it uses the TensorFlow of PYTHON, default .venv/bin/python), pytorch (5.5
-# GB: PyPI's wheels include CUDA), dali (1.1 GB), ffcv (6 GB, with PyTorch; it is compiled, which needs a
-# C++ compiler, pkg-config, OpenCV and libjpeg-turbo: Debian's libopencv-dev and libturbojpeg0-dev) and
-# simplejpeg (0.3 GB); default: all. Skips existing ones.
+# GB: PyPI's wheels include CUDA), dali (1.1 GB) and ffcv (6 GB, with PyTorch; it is compiled, which needs
+# a C++ compiler, pkg-config, OpenCV and libjpeg-turbo: Debian's libopencv-dev and libturbojpeg0-dev);
+# default: all. Skips existing ones.
 set -euo pipefail
 directory=${1:?name a directory}
 names=("${@:2}")
-[ ${#names[@]} -gt 0 ] || names=(model_garden pytorch dali ffcv simplejpeg)
+[ ${#names[@]} -gt 0 ] || names=(model_garden pytorch dali ffcv)
 tools=$(dirname "$0")
 export PYTHON=${PYTHON:-$tools/../.venv/bin/python}
 
@@ -23,9 +23,8 @@ for name in "${names[@]}"; do
     dali) packages=(nvidia-dali-cuda120 numpy) ;;
     # FFCV itself is installed below: it asks for another OpenCV.
     ffcv) packages=(torch numba opencv-python-headless pillow tqdm psutil fastargs terminaltables) ;;
-    simplejpeg) packages=(simplejpeg) ;;
     *)
-      echo "unknown pipeline $name: must be model_garden, pytorch, dali, ffcv or simplejpeg" >&2
+      echo "unknown pipeline $name: must be model_garden, pytorch, dali or ffcv" >&2
       exit 1
       ;;
   esac

@@ -56,6 +56,9 @@ _REMOVED = {
         "`imagenet-fast recipes --batch_table=NAME --batch_size=N` prints the flags to give"
     ),
     "identity_init": _Removed("airbench's networks always start as the identity"),
+    "jpeg_dct": _Removed("JPEGs are decoded as by Pillow", same=("accurate",)),
+    "jpeg_scaling": _Removed("JPEGs are decoded as by Pillow", same=(False,)),
+    "jpeg_upsampling": _Removed("JPEGs are decoded as by Pillow", same=("smooth",)),
     "index_cached_jpegs": _Removed(
         "`imagenet-fast prepare --add_index` writes indexes into the shards", same=(False,)
     ),

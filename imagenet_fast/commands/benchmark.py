@@ -113,43 +113,6 @@ def _optimizer(arguments: list[str]) -> None:
     _print_and_write(report, flags, ("model", *counts), model)
 
 
-def _decode(arguments: list[str]) -> None:
-    flags = CommandFlags("benchmark decode")
-    flags.define("data_dir", "", "directory of TFRecord shards written by `prepare`")
-    flags.define("image_size", 224, "height and width of the images, in pixels")
-    flags.define("resize_method", "bilinear", "interpolation: bilinear or bicubic")
-    _define_samples(flags, repeats=10, warmup=1)
-    flags.define("images", 500, "images in a sample")
-    counts = _parsed(flags, arguments, "images", "repeats", "warmup")
-    options = {name: flags[name] for name in ("data_dir", "image_size", "resize_method")}
-    config = Config(**options, batch_size=1)
-
-    import_tensorflow()
-    from imagenet_fast.lab.benchmarks.decode import compare_decoding
-    from imagenet_fast.lab.benchmarks.report import make_report
-
-    report = make_report(compare_decoding(config, **counts))
-    name = f"{config.image_size}_{config.resize_method}"
-    _print_and_write(report, flags, (*options, *counts), name)
-
-
-def _crop_area(arguments: list[str]) -> None:
-    flags = CommandFlags("benchmark crop_area")
-    flags.define("data_dir", "", "directory of TFRecord shards written by `prepare`")
-    flags.define("image_size", 224, "height and width of the resized crops, in pixels")
-    _define_samples(flags, repeats=7, warmup=1)
-    flags.define("images", 300, "images in a sample")
-    counts = _parsed(flags, arguments, "images", "repeats", "warmup")
-    options = {name: flags[name] for name in ("data_dir", "image_size")}
-    config = Config(**options, batch_size=1)
-
-    import_tensorflow()
-    from imagenet_fast.lab.benchmarks.crop_area import compare_crop_areas, make_report
-
-    result = compare_crop_areas(config, **counts)
-    _print_and_write(make_report(result), flags, (*options, *counts), "crop_area")
-
-
 def _all_reduce(arguments: list[str]) -> None:
     flags = CommandFlags("benchmark all_reduce")
     flags.define("sizes", "16384,26214400", "bytes of single tensors, separated by commas")
@@ -225,8 +188,7 @@ def _all_reduce(arguments: list[str]) -> None:
 
 def _input(arguments: list[str]) -> None:
     options = ["data_dir", "num_classes", "label_offset", "image_size", "train_crop"]
-    options += ["resize_method", "jpeg_dct", "jpeg_upsampling", "jpeg_scaling", "jpeg_index"]
-    options += ["shuffle_buffer", "data_threads", "cache"]
+    options += ["resize_method", "jpeg_index", "shuffle_buffer", "data_threads", "cache"]
     flags = CommandFlags("benchmark input", options)
     flags.define("batch_size", 64, "images in a batch")
     flags.define(
@@ -242,7 +204,6 @@ def _input(arguments: list[str]) -> None:
         "dali": "NVIDIA DALI, to time it on the CPU, too",
         "ffcv": "FFCV, to time its loader of JPEGs, too",
         "ffcv_raw": "FFCV, to time its loader of raw pixels, too",
-        "simplejpeg": "PyPI's simplejpeg, to time libjpeg-turbo alone, too",
     }
     for name, text in others.items():
         flags.define(
@@ -373,11 +334,6 @@ BENCHMARKS = {
     "step": (_step, "a training step of Keras applications' networks, here and under `fit`"),
     "resnet9": (_resnet9, "a step of Page's recipe against plain Keras, and its parts"),
     "optimizer": (_optimizer, "one update of a model's variables by our optimizers and others"),
-    "decode": (
-        _decode,
-        "JPEG decoding with each option, and the difference of pixels from Pillow's",
-    ),
-    "crop_area": (_crop_area, "JPEG decoding with and without an index, by the area of the crop"),
     "all_reduce": (
         _all_reduce,
         "all-reduces over workers by each algorithm; start it on all workers",

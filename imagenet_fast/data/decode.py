@@ -7,8 +7,6 @@ transfer to the accelerator a quarter of float32's.
 
 from __future__ import annotations
 
-import functools
-
 import tensorflow as tf
 
 from imagenet_fast.data.augmentation.augment import flip
@@ -16,9 +14,6 @@ from imagenet_fast.data.augmentation.crop_boxes import evaluation_crop_boxes
 from imagenet_fast.data.headers import check_header, check_scans, is_jpeg
 from imagenet_fast.data.pixel_options import PixelOptions
 
-_DCT_METHODS = {"accurate": "INTEGER_ACCURATE", "fast": "INTEGER_FAST"}
-# The factors by which libjpeg can shrink while decoding.
-_JPEG_RATIOS = (1, 2, 4, 8)
 # Blended with white at a time, so that a large PNG needs little memory beyond its pixels.
 _PIXELS_AT_ONCE = 2**20
 
@@ -31,7 +26,7 @@ def decode_crop_and_resize(
     Args:
       encoded: bytes of the JPEG or PNG, a string scalar.
       box: int32 [4]: top, left, height, width.
-      options: gives ``image_size``, ``resize_method``, ``antialias`` and how to decode JPEGs.
+      options: gives ``image_size``, ``resize_method``, ``antialias`` and ``max_pixels``.
       flipped: bool scalar, whether to flip the crop left to right.
 
     Returns:
@@ -60,20 +55,20 @@ def evaluation_image(encoded: tf.Tensor, options: PixelOptions) -> tf.Tensor:
     box = evaluation_crop_boxes(size[tf.newaxis], options)[0]
     image = tf.cond(
         is_jpeg(encoded),
-        lambda: _decode_jpeg(check_scans(encoded), box, options),
+        lambda: _decode_jpeg(check_scans(encoded), box),
         lambda: decode_png_on_white(encoded, box),
     )
     return resize(image, options)
 
 
 def decode_crop(encoded: tf.Tensor, box: tf.Tensor, options: PixelOptions) -> tf.Tensor:
-    """Returns uint8 [height, width, 3] of ``box``, or fewer pixels with ``jpeg_scaling``."""
+    """Returns uint8 [height, width, 3] of ``box``."""
 
     def png() -> tf.Tensor:
         checked, _ = check_header(encoded, options.max_pixels)
         return _decode_png(checked, box, channels=3)
 
-    return tf.cond(is_jpeg(encoded), lambda: _decode_jpeg(encoded, box, options), png)
+    return tf.cond(is_jpeg(encoded), lambda: _decode_jpeg(encoded, box), png)
 
 
 def _decode_png(encoded: tf.Tensor, box: tf.Tensor, channels: int) -> tf.Tensor:
@@ -109,31 +104,8 @@ def _on_white(pixels: tf.Tensor) -> tf.Tensor:
     return blended.concat()
 
 
-def _decode_jpeg(encoded: tf.Tensor, box: tf.Tensor, options: PixelOptions) -> tf.Tensor:
-    def decode_at(ratio: int) -> tf.Tensor:
-        return tf.image.decode_and_crop_jpeg(
-            encoded,
-            _scaled(box, ratio),
-            channels=3,
-            ratio=ratio,
-            fancy_upscaling=options.jpeg_upsampling == "smooth",
-            dct_method=_DCT_METHODS[options.jpeg_dct],
-        )
-
-    if not options.jpeg_scaling:
-        return decode_at(1)
-    max_ratio = tf.reduce_min(box[2:]) // options.image_size
-    number = tf.reduce_sum(tf.cast(max_ratio >= _JPEG_RATIOS[1:], tf.int32))
-    return tf.switch_case(number, [functools.partial(decode_at, ratio) for ratio in _JPEG_RATIOS])
-
-
-def _scaled(box: tf.Tensor, ratio: int) -> tf.Tensor:
-    """Returns a box in pixels of an image that is ``ratio`` times smaller, its edges rounded."""
-    if ratio == 1:
-        return box
-    first = (box[:2] + ratio // 2) // ratio
-    last = (box[:2] + box[2:] + ratio // 2) // ratio
-    return tf.concat([first, last - first], 0)
+def _decode_jpeg(encoded: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
+    return tf.image.decode_and_crop_jpeg(encoded, box, channels=3, dct_method="INTEGER_ACCURATE")
 
 
 def resize(image: tf.Tensor, options: PixelOptions, flipped: tf.Tensor | None = None) -> tf.Tensor:

@@ -103,23 +103,6 @@ class PixelOptions(Options):
         choices=("auto", "native", "tensorflow"),
         may_change_on_resume=True,
     )
-    jpeg_dct: str = data_option(
-        "accurate",
-        "inverse DCT of JPEGs; accurate: as in Pillow; fast: cheaper, with slightly different "
-        "pixels",
-        choices=("accurate", "fast"),
-    )
-    jpeg_upsampling: str = data_option(
-        "smooth",
-        "upsampling of JPEGs' chroma, which most store at half the width and height; smooth: "
-        "interpolated, as in Pillow; plain: repeated, which is cheaper",
-        choices=("smooth", "plain"),
-    )
-    jpeg_scaling: bool = data_option(
-        False,
-        "decode JPEGs at 1/2, 1/4 or 1/8 of their size where that suffices for image_size: "
-        "cheaper, with slightly different pixels",
-    )
     jpeg_index: bool = data_option(
         True,
         "decode only the blocks around the crop of JPEGs whose records have an index, as written "

@@ -348,57 +348,6 @@ def test_jpeg_without_its_last_rows_raises_if_the_crop_has_them():
     assert evaluation_image(encoded, Config(image_size=8, eval_crop_fraction=0.5)).shape[0] == 8
 
 
-# --- Options of JPEGs -----------------------------------------------------------------------------
-
-
-def test_fast_dct_and_plain_upsampling_are_passed_to_the_decoder():
-    encoded = encode(noise(64, 80), subsampling=2)
-    config = Config(image_size=64, eval_crop_fraction=1.0)
-    for changes, options in (
-        ({}, {}),
-        ({"jpeg_upsampling": "plain"}, {"fancy_upscaling": False}),
-    ):
-        image = evaluation_image(encoded, config.replace(**changes)).numpy()
-        whole = decoded(encoded, **options)[:, 8:72]
-        np.testing.assert_array_equal(image[2:-2, 2:-2], whole[2:-2, 2:-2])
-    fast = evaluation_image(encoded, config.replace(jpeg_dct="fast")).numpy()
-    whole = tf.io.decode_jpeg(encoded, 3, dct_method="INTEGER_FAST").numpy()[:, 8:72]
-    np.testing.assert_array_equal(fast[2:-2, 2:-2], whole[2:-2, 2:-2])
-
-
-@pytest.mark.parametrize(("size", "ratio"), [(16, 8), (25, 8), (26, 4), (60, 2), (100, 2)])
-def test_scaled_jpegs_are_decoded_no_smaller_than_needed(size, ratio):
-    encoded = encode(noise(200, 200))
-    config = Config(image_size=size, eval_crop_fraction=1.0, jpeg_scaling=True)
-    pixels = decoded(encoded, ratio=ratio)
-    assert pixels.shape[0] == 200 // ratio >= size
-    resized = tf.image.resize(pixels, [size, size], method=config.resize_method)
-    np.testing.assert_array_equal(evaluation_image(encoded, config), rounded(resized))
-
-
-def test_images_less_than_twice_the_size_are_not_scaled():
-    encoded = encode(noise(200, 200))
-    config = Config(image_size=101, eval_crop_fraction=1.0)
-    image = evaluation_image(encoded, config).numpy()
-    np.testing.assert_array_equal(
-        evaluation_image(encoded, config.replace(jpeg_scaling=True)), image
-    )
-
-
-@pytest.mark.parametrize(
-    "crop", ["random_resized", pytest.param("inception", marks=pytest.mark.long)]
-)
-def test_crops_of_scaled_jpegs_are_in_place(identities, crop):
-    encoded = encode(smooth(151, 203))
-    config = Config(image_size=9, train_crop=crop, jpeg_scaling=True)
-    boxes = training_crop_boxes(tf.constant([[151, 203]] * 300), identities(300), config)
-    scaled = decode_crops(encoded, boxes, config).astype(int)
-    images = decode_crops(encoded, boxes, config.replace(jpeg_scaling=False)).astype(int)
-    # At 1/8, the corner and the side may each be off by seven pixels.
-    assert np.abs(scaled - images).max() < 255 * 16 / 151
-    assert np.abs(scaled - images).max() > 0
-
-
 # --- Training -------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from imagenet_fast.serving.prepare import ARGUMENTS, prepare_image
 
 # Options of pixels that it approximates, that the exported network applies, or of training alone.
 OTHERS = {
-    *("jpeg_dct", "jpeg_upsampling", "jpeg_scaling", "jpeg_index", "resize_kernel"),
+    *("jpeg_index", "resize_kernel"),
     *("pixel_mean", "pixel_std", "max_pixels"),
     *("train_sizes", "train_until", "size_ramp", "size_ramp_at", "eval_image_size"),
 }

@@ -4,8 +4,6 @@
     python tools/studies equal_seconds --data_dir=data/fashion_mnist_32 --jobs=2
     python tools/studies large_batch --data_dir=data/fashion_mnist --jobs=2
     python tools/studies batch_norm_groups --data_dir=data/fashion_mnist --jobs=2
-    python tools/studies/jpeg_decoding/jpegs.py --output_dir=data/fashion_jpegs
-    python tools/studies jpeg_decoding --data_dir=data/fashion_jpegs
 
 Rerun it to resume. --report trains nothing. Each study has a log in benchmarks/, beside its plots,
 and its tables in a page of docs/. With another --log, plots and page are written beside that log,
@@ -34,7 +32,6 @@ STUDIES = {
     "bag_of_tricks": "study.training",
     "batch_norm_groups": "study.training",
     "equal_seconds": "study.training",
-    "jpeg_decoding": "jpeg_decoding.training",
     "large_batch": "large_batch.training",
 }
 

@@ -218,16 +218,13 @@ struct ImagesKernel {
   int threads;
   resize::Function* resize;
   int64_t most_pixels;
-  bool smooth_upsampling;
-  bool fast_dct;
-  bool scaling;
 };
 
 void* CreateImagesKernel(TF_OpKernelConstruction* construction) {
   const Status status(TF_NewStatus());
   int64_t size = 0, threads = 0, most_pixels = 0;
   char method[16] = "";
-  unsigned char antialias = 0, smooth_upsampling = 0, fast_dct = 0, scaling = 0;
+  unsigned char antialias = 0;
   const struct {
     const char* name;
     int64_t* value;
@@ -241,46 +238,19 @@ void* CreateImagesKernel(TF_OpKernelConstruction* construction) {
     TF_OpKernelConstruction_GetAttrString(construction, "method", method, sizeof(method) - 1,
                                           status.get());
   }
-  const struct {
-    const char* name;
-    unsigned char* value;
-  } flags[] = {{"antialias", &antialias},
-               {"smooth_upsampling", &smooth_upsampling},
-               {"fast_dct", &fast_dct},
-               {"scaling", &scaling}};
-  for (const auto& flag : flags) {
-    if (IsOk(status)) {
-      TF_OpKernelConstruction_GetAttrBool(construction, flag.name, flag.value, status.get());
-    }
+  if (IsOk(status)) {
+    TF_OpKernelConstruction_GetAttrBool(construction, "antialias", &antialias, status.get());
   }
   if (!IsOk(status)) TF_OpKernelConstruction_Failure(construction, status.get());
   return new ImagesKernel{static_cast<int>(size),
                           static_cast<int>(threads),
                           resize::ForMethod(method, antialias),
-                          most_pixels,
-                          static_cast<bool>(smooth_upsampling),
-                          static_cast<bool>(fast_dct),
-                          static_cast<bool>(scaling)};
+                          most_pixels};
 }
 
 struct Box {
   int32_t top, left, height, width;
 };
-
-// By how much a JPEG is decoded smaller, so that the crop has at least the wanted size.
-int Ratio(const ImagesKernel& kernel, const Box& box) {
-  if (!kernel.scaling) return 1;
-  const int most = std::min(box.height, box.width) / kernel.size;
-  return most >= 8 ? 8 : most >= 4 ? 4 : most >= 2 ? 2 : 1;
-}
-
-// A box in pixels of an image that is `ratio` times smaller, its edges rounded.
-Box Scaled(const Box& box, int ratio) {
-  const int half = ratio / 2;
-  const int top = (box.top + half) / ratio, left = (box.left + half) / ratio;
-  return {top, left, (box.top + box.height + half) / ratio - top,
-          (box.left + box.width + half) / ratio - left};
-}
 
 bool IsInside(const Box& box, int height, int width) {
   return box.top >= 0 && box.left >= 0 && box.height > 0 && box.width > 0 &&
@@ -294,14 +264,11 @@ struct Pixels {
 };
 
 // Decodes a JPEG, or only a box of it.
-bool DecodeJpeg(const ImagesKernel& kernel, Bytes jpeg, int ratio, const Box* crop, Buffer* buffer,
-                Pixels* pixels) {
+bool DecodeJpeg(Bytes jpeg, const Box* crop, Buffer* buffer, Pixels* pixels) {
   if (jpeg.size > INT32_MAX) return false;
   tensorflow::jpeg::UncompressFlags flags;
   flags.components = resize::kColors;
-  flags.ratio = ratio;
-  flags.fancy_upscaling = kernel.smooth_upsampling;
-  flags.dct_method = kernel.fast_dct ? JDCT_IFAST : JDCT_ISLOW;
+  flags.dct_method = JDCT_ISLOW;
   if (crop) {
     flags.crop = true;
     flags.crop_y = crop->top;
@@ -343,29 +310,25 @@ bool DecodePng(const ImagesKernel& kernel, Bytes png, Buffer* buffer, Pixels* pi
 }
 
 // Decodes only the blocks around a window; no pixels if they are damaged.
-jpeg::Result DecodeIndexed(const ImagesKernel& kernel, const jpeg::IndexedJpeg& indexed,
-                           const jpeg::Window& window, int ratio, Buffer* memory, Buffer* decoded,
-                           Pixels* pixels, Box* inner) {
+jpeg::Result DecodeIndexed(const jpeg::IndexedJpeg& indexed, const jpeg::Window& window,
+                           Buffer* memory, Buffer* decoded, Pixels* pixels, Box* inner) {
   const int height = static_cast<int>(window.height), width = static_cast<int>(window.width);
-  if (ratio == 1 && !kernel.fast_dct && kernel.smooth_upsampling) {
-    uint8_t* const to = decoded->Get(size_t{resize::kColors} * height * width);
-    if (!to) return jpeg::Result::kNoRoom;
-    if (jpeg::DecodeWindow(indexed, window, memory, to) == jpeg::Result::kOk) {
-      *pixels = {to, height, width};
-      *inner = {0, 0, height, width};
-      return jpeg::Result::kOk;
-    }
+  uint8_t* to = decoded->Get(size_t{resize::kColors} * height * width);
+  if (!to) return jpeg::Result::kNoRoom;
+  if (jpeg::DecodeWindow(indexed, window, memory, to) == jpeg::Result::kOk) {
+    *pixels = {to, height, width};
+    *inner = {0, 0, height, width};
+    return jpeg::Result::kOk;
   }
   const size_t most = jpeg::MostCutBytes(indexed.jpeg.size);
-  uint8_t* const to = memory->Get(most);
+  to = memory->Get(most);
   if (!to) return jpeg::Result::kNoRoom;
   jpeg::Cut cut;
-  const jpeg::Result result = jpeg::CutWindow(indexed, window, ratio, to, most, &cut);
+  const jpeg::Result result = jpeg::CutWindow(indexed, window, to, most, &cut);
   if (result != jpeg::Result::kOk) return result;
-  *inner = Scaled({static_cast<int32_t>(window.top - cut.top),
-                   static_cast<int32_t>(window.left - cut.left), height, width},
-                  ratio);
-  if (!DecodeJpeg(kernel, {to, cut.size}, ratio, nullptr, decoded, pixels)) *pixels = {};
+  *inner = {static_cast<int32_t>(window.top - cut.top), static_cast<int32_t>(window.left - cut.left),
+            height, width};
+  if (!DecodeJpeg({to, cut.size}, nullptr, decoded, pixels)) *pixels = {};
   return jpeg::Result::kOk;
 }
 
@@ -383,23 +346,21 @@ bool MakeImage(const ImagesKernel& kernel, Bytes image, Bytes index, const Box& 
   Box inner = {0, 0, 0, 0};
   bool ok = false;
   if (IsJpeg(image)) {
-    const int ratio = Ratio(kernel, box);
     jpeg::Result result = jpeg::Result::kUnsupported;
     if (index.size) {
       const jpeg::Window window = {box.top, box.left, box.height, box.width};
       jpeg::IndexedJpeg indexed;
       result = indexed.Open(image, index, window);
       if (result == jpeg::Result::kOk) {
-        result = DecodeIndexed(kernel, indexed, window, ratio, &memory, &decoded, &pixels, &inner);
+        result = DecodeIndexed(indexed, window, &memory, &decoded, &pixels, &inner);
       }
       *misfit = result == jpeg::Result::kBadIndex;
     }
     if (result == jpeg::Result::kOk) {
       ok = pixels.data;
     } else {
-      const Box crop = Scaled(box, ratio);
-      inner = {0, 0, crop.height, crop.width};
-      ok = DecodeJpeg(kernel, image, ratio, &crop, &decoded, &pixels);
+      inner = {0, 0, box.height, box.width};
+      ok = DecodeJpeg(image, &box, &decoded, &pixels);
     }
   } else {
     inner = box;
@@ -482,7 +443,7 @@ __attribute__((constructor)) void Register() {
              {"records: string", "places: int64", "boxes: int32", "flipped: bool"},
              {"images: uint8", "misfits: bool"},
              {"size: int >= 1", "threads: int >= 1", "method: {'bilinear', 'bicubic'}", "antialias: bool",
-              "max_pixels: int >= 1", "smooth_upsampling: bool", "fast_dct: bool", "scaling: bool"},
+              "max_pixels: int >= 1"},
              UnknownShape, CreateImagesKernel, Compute<ImagesKernel, MakeImages>,
              Delete<ImagesKernel>);
 }

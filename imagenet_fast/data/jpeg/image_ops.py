@@ -172,9 +172,6 @@ def make_images(
         method=options.resize_method,
         antialias=options.antialias,
         max_pixels=options.max_pixels,
-        smooth_upsampling=options.jpeg_upsampling == "smooth",
-        fast_dct=options.jpeg_dct == "fast",
-        scaling=options.jpeg_scaling,
     )
     (count,) = records.shape
     size = options.image_size

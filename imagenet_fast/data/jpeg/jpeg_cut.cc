@@ -251,11 +251,9 @@ uint8_t* WriteHeader(const Header& header, const DcEncoder* encoders, const bool
 
 size_t MostCutBytes(size_t size) { return size + size / 8 + 1024; }
 
-Result CutWindow(const IndexedJpeg& indexed, const Window& window, int scale, uint8_t* out, size_t most,
-                 Cut* cut) {
-  if (scale != 1 && scale != 2 && scale != 4 && scale != 8) return Result::kBadWindow;
+Result CutWindow(const IndexedJpeg& indexed, const Window& window, uint8_t* out, size_t most, Cut* cut) {
   const Header& header = indexed.header;
-  const Region region = indexed.Around(window, scale);
+  const Region region = indexed.Around(window);
   cut->top = region.first_row * header.mcu_height;
   cut->left = region.first_column * header.mcu_width;
   const int64_t height = std::min(region.last_row * header.mcu_height, header.height) - cut->top;

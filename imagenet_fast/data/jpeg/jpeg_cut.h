@@ -21,14 +21,12 @@ size_t MostCutBytes(size_t size);
 
 // Cuts a window out of a JPEG that was opened with it.
 //
-// If the cut is decoded at 1/scale of its size (scale 1, 2, 4 or 8), all pixels of the window, with edges
-// rounded to the nearest, equal those of the whole image decoded at the same scale: the cut has a margin
-// for decoders that interpolate chroma.
+// All pixels of the window, decoded from the cut, equal those of the whole image: the cut has a margin for
+// decoders that interpolate chroma.
 //
 // For any content of the JPEG and the index, memory other than these and `most` bytes at `out` is not
 // accessed.
-Result CutWindow(const IndexedJpeg& jpeg, const Window& window, int scale, uint8_t* out, size_t most,
-                 Cut* cut);
+Result CutWindow(const IndexedJpeg& jpeg, const Window& window, uint8_t* out, size_t most, Cut* cut);
 
 }  // namespace jpeg
 

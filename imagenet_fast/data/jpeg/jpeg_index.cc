@@ -180,11 +180,9 @@ Result IndexedJpeg::Open(Bytes file, Bytes index, const Window& window) {
              : Result::kBadWindow;
 }
 
-Region IndexedJpeg::Around(const Window& window, int scale) const {
+Region IndexedJpeg::Around(const Window& window) const {
   const int spacing = spacing_;
-  // Chroma upsampling uses the neighbours on each side. At reduced size, the window's edges may also be
-  // rounded outwards.
-  const int64_t margin = scale == 1 ? 1 : 2 * scale;
+  const int64_t margin = 1;  // Chroma upsampling uses the neighbours on each side.
   const auto up = [spacing](int64_t column) { return DivideUp(column, spacing) * spacing; };
   Region region = {
       std::max<int64_t>(window.top - margin, 0) / header.mcu_height,
@@ -197,7 +195,7 @@ Region IndexedJpeg::Around(const Window& window, int scale) const {
     const int64_t right = std::min(region.last_column * header.mcu_width, header.width);
     const int64_t width = right - region.first_column * header.mcu_width;
     for (int i = 0; i < header.components; ++i) {
-      if (width * header.component[i].horizontal <= 2 * header.horizontal * scale) return true;
+      if (width * header.component[i].horizontal <= 2 * header.horizontal) return true;
     }
     return false;
   };

@@ -67,9 +67,8 @@ class IndexedJpeg {
   // Reads the header; checks that the index is the JPEG's, and that the window is in the image.
   Result Open(Bytes jpeg, Bytes index, const Window& window);
 
-  // Returns the MCUs that determine the window's pixels when decoded at 1/scale of the size, from one
-  // point of each row to another.
-  Region Around(const Window& window, int scale) const;
+  // Returns the MCUs that determine the window's pixels, from one point of each row to another.
+  Region Around(const Window& window) const;
 
   // Calls `take` with the runs of a region in their order, until it does not return kOk.
   Result ForEachRun(const Region& region, const std::function<Result(const Run&)>& take) const;

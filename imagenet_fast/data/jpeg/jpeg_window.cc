@@ -268,7 +268,7 @@ Result DecodeWindow(const IndexedJpeg& jpeg, const Window& window, Buffer* memor
     at += planes[i].stride * (planes[i].bottom - planes[i].top);
   }
   Decoder decoder(jpeg, planes);
-  const Result result = jpeg.ForEachRun(jpeg.Around(window, 1),
+  const Result result = jpeg.ForEachRun(jpeg.Around(window),
                                         [&decoder](const Run& run) { return decoder.Decode(run); });
   if (result != Result::kOk) return result;
   if (decoder.wild()) return Result::kUnsupported;

@@ -30,18 +30,17 @@ Tensor AllocateStrings(TF_OpKernelContext* context, int index, const std::vector
 
 // Cuts of the images of a batch. Images that cannot be cut are returned unchanged.
 void CutJpegs(TF_OpKernelContext* context, const Status& status) {
-  Tensor inputs[4];
-  for (int i = 0; i < 4; ++i) {
+  Tensor inputs[3];
+  for (int i = 0; i < 3; ++i) {
     inputs[i] = Input(context, i, status);
     if (!IsOk(status)) return;
   }
-  const auto& [jpegs, indexes, boxes, scales] = inputs;
+  const auto& [jpegs, indexes, boxes] = inputs;
   const int64_t count = TF_TensorElementCount(jpegs.get());
   if (TF_NumDims(jpegs.get()) != 1 || TF_TensorElementCount(indexes.get()) != count ||
-      TF_TensorElementCount(boxes.get()) != 4 * count ||
-      TF_TensorElementCount(scales.get()) != count) {
+      TF_TensorElementCount(boxes.get()) != 4 * count) {
     TF_SetStatus(status.get(), TF_INVALID_ARGUMENT,
-                 "jpegs, indexes and scales must be of one length, boxes [length, 4]");
+                 "jpegs and indexes must be of one length, boxes [length, 4]");
     return;
   }
   const int64_t shape[] = {count, 4};
@@ -57,7 +56,6 @@ void CutJpegs(TF_OpKernelContext* context, const Status& status) {
       TF_AllocateOutput(context, 3, TF_BOOL, shape, 1, count * sizeof(bool), status.get()));
   if (!IsOk(status)) return;
   const int32_t* box = static_cast<const int32_t*>(TF_TensorData(boxes.get()));
-  const int32_t* const scale = static_cast<const int32_t*>(TF_TensorData(scales.get()));
   TF_TString* const cut = static_cast<TF_TString*>(TF_TensorData(cuts.get()));
   int32_t* cut_box = static_cast<int32_t*>(TF_TensorData(cut_boxes.get()));
   bool* const was_cut = static_cast<bool*>(TF_TensorData(were_cut.get()));
@@ -75,7 +73,7 @@ void CutJpegs(TF_OpKernelContext* context, const Status& status) {
       jpeg::IndexedJpeg indexed;
       jpeg::Result result = indexed.Open(jpeg, index, window);
       if (result == jpeg::Result::kOk) {
-        result = jpeg::CutWindow(indexed, window, scale[i], buffer.data(), buffer.size(), &made);
+        result = jpeg::CutWindow(indexed, window, buffer.data(), buffer.size(), &made);
       }
       was_cut[i] = result == jpeg::Result::kOk;
       misfit[i] = result == jpeg::Result::kBadIndex;
@@ -98,7 +96,7 @@ void Compute(void*, TF_OpKernelContext* context) {
 
 __attribute__((constructor)) void Register() {
   RegisterOp("ImagenetFastCutJpegs",
-             {"jpegs: string", "indexes: string", "boxes: int32", "scales: int32"},
+             {"jpegs: string", "indexes: string", "boxes: int32"},
              {"cuts: string", "cut_boxes: int32", "were_cut: bool", "misfits: bool"}, {}, UnknownShape, nullptr,
              Compute<CutJpegs>, nullptr);
 }

@@ -114,7 +114,7 @@ void Cut(const std::string& what, const Data& jpeg, const Data& index) {
   const size_t most = Draw(10) ? jpeg::MostCutBytes(jpeg.size()) : Draw(jpeg.size());
   const std::unique_ptr<uint8_t[]> out(new uint8_t[most]);
   jpeg::Cut cut = {};
-  const Result result = jpeg::CutWindow(*indexed, window, 1 << Draw(4), out.get(), most, &cut);
+  const Result result = jpeg::CutWindow(*indexed, window, out.get(), most, &cut);
   ++results["cut, " + what + ": " + std::to_string(static_cast<int>(result))];
   if (result != Result::kOk) return;
   if (cut.size > most) __builtin_trap();

@@ -107,9 +107,8 @@ def files_of(pixels):
     "options",
     [
         {},
-        {"jpeg_upsampling": "plain", "jpeg_dct": "fast"},
-        {"jpeg_scaling": True, "resize_method": "bicubic"},
-        {"jpeg_scaling": True, "image_size": 9, "antialias": True},
+        {"resize_method": "bicubic"},
+        {"image_size": 9, "antialias": True},
     ],
 )
 def test_crops_are_those_of_tensorflows_ops(options):

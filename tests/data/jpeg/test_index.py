@@ -77,11 +77,10 @@ def load_cut_op():
     return load_ops(HERE / "cut_op.cc", *(JPEG / name for name in names))
 
 
-def cut_jpegs(encoded, indexes, boxes, scales):
+def cut_jpegs(encoded, indexes, boxes):
     """Returns the cuts, the boxes in them, and which images were cut."""
-    return load_cut_op().imagenet_fast_cut_jpegs(
-        jpegs=encoded, indexes=indexes, boxes=boxes, scales=scales
-    )[:3]
+    cut = load_cut_op().imagenet_fast_cut_jpegs
+    return cut(jpegs=encoded, indexes=indexes, boxes=boxes)[:3]
 
 
 def draw_boxes(height, width, count, random):
@@ -99,29 +98,26 @@ def draw_boxes(height, width, count, random):
     return np.concatenate([np.array(fixed), drawn]).astype(np.int32)
 
 
-def check_crops(file, boxes, scale=1, upsampling=True):
+def check_crops(file, boxes, upsampling=True):
     """Returns how many bytes the cuts have, having compared their pixels with the whole image's."""
     index = index_jpegs(tf.constant(file)).numpy()
     assert index
-    arguments = {"channels": 3, "ratio": scale, "fancy_upscaling": upsampling, "dct_method": DCT}
+    arguments = {"channels": 3, "fancy_upscaling": upsampling, "dct_method": DCT}
     whole = tf.io.decode_jpeg(file, **arguments).numpy()
     count = len(boxes)
-    cuts, cut_boxes, were_cut = cut_jpegs(
-        tf.constant([file] * count), tf.constant([index] * count), boxes, tf.fill([count], scale)
-    )
+    cuts, cut_boxes, were_cut = cut_jpegs([file] * count, [index] * count, boxes)
     assert were_cut.numpy().all()
     for cut, cut_box, box in zip(cuts.numpy(), cut_boxes.numpy(), boxes):
         pixels = tf.io.decode_jpeg(cut, **arguments).numpy()
-        crops = [part[window(own, scale)] for part, own in ((pixels, cut_box), (whole, box))]
+        crops = [part[window(own)] for part, own in ((pixels, cut_box), (whole, box))]
         assert crops[0].shape == crops[1].shape
         np.testing.assert_array_equal(*crops, err_msg=f"{box}, cut to {pixels.shape}")
     return sum(map(len, cuts.numpy()))
 
 
-def window(box, scale):
-    first = (box[:2] + scale // 2) // scale
-    last = (box[:2] + box[2:] + scale // 2) // scale
-    return slice(first[0], last[0]), slice(first[1], last[1])
+def window(box):
+    top, left, height, width = box
+    return slice(top, top + height), slice(left, left + width)
 
 
 @pytest.mark.parametrize("size", [(131, 205), (64, 48), (17, 300), (9, 5)])
@@ -151,15 +147,6 @@ def test_crops_of_odd_samplings(sampling):
         file = jpeg_writer.random_jpeg(75, 131, sampling, interval, random)
         for upsampling in (True, False):
             check_crops(file, draw_boxes(75, 131, 30, random), upsampling=upsampling)
-
-
-@pytest.mark.parametrize("scale", [2, 4, 8])
-def test_crops_at_part_of_the_size(scale):
-    random = np.random.RandomState(2)
-    for subsampling in ("4:4:4", "4:2:2", "4:2:0"):
-        file = encode(picture(203, 331), subsampling=subsampling, quality=90)
-        boxes = draw_boxes(203, 331, 60, random)
-        check_crops(file, boxes[(boxes[:, 2:] >= 2 * scale).all(1)], scale)
 
 
 def test_cuts_hold_the_blocks_around_the_box_only():
@@ -224,31 +211,21 @@ def test_images_that_cannot_be_cut_are_unchanged():
         "huge": (file, index, (2**31 - 1, 5, 2**31 - 1, 4)),
     }
     files, indexes, boxes = zip(*cases.values())
-    scales = tf.ones(len(cases), tf.int32)
-    cuts, cut_boxes, were_cut = cut_jpegs(
-        tf.constant(files), tf.constant(indexes), tf.constant(boxes), scales
-    )
+    cuts, cut_boxes, were_cut = cut_jpegs(files, indexes, boxes)
     assert not were_cut.numpy().any()
     assert tuple(cuts.numpy()) == files
     np.testing.assert_array_equal(cut_boxes, boxes)
-    one = [tf.constant(part) for part in ([file], [index], [[0, 0, 9, 9]])]
-    assert cut_jpegs(*one, tf.constant([1]))[2].numpy().all()
-    assert not cut_jpegs(*one, tf.constant([3]))[2].numpy().any()
+    assert cut_jpegs([file], [index], [[0, 0, 9, 9]])[2].numpy().all()
 
 
 def test_mismatched_shapes_are_an_error():
     ops = load_cut_op()
-    for indexes, boxes, scales in (
-        ([], [[0, 0, 1, 1]], [1]),
-        ([""], [[0, 0, 1]], [1]),
-        ([""], [[0, 0, 1, 1]], []),
-    ):
+    for indexes, boxes in (([], [[0, 0, 1, 1]]), ([""], [[0, 0, 1]])):
         with pytest.raises(tf.errors.InvalidArgumentError, match="of one length"):
             ops.imagenet_fast_cut_jpegs(
                 jpegs=["x"],
                 indexes=tf.constant(indexes, tf.string),
                 boxes=tf.constant(boxes, tf.int32),
-                scales=tf.constant(scales, tf.int32),
             )
 
 
@@ -293,7 +270,6 @@ def test_the_format_is_that_of_the_header_file():
     ("split", "options"),
     [
         pytest.param("train", {}, marks=pytest.mark.long),
-        ("train", {"jpeg_scaling": True, "image_size": 24}),
         pytest.param("validation", {}, marks=pytest.mark.long),  # test_jpeg_pipeline.py has it, too
     ],
 )
@@ -338,11 +314,8 @@ def test_batches_with_and_without_an_index(split, options):
     ordinary, cut = images(config, indexed=False), images(config)
     # Where colours are interpolated, decode_and_crop_jpeg lacks the neighbours at the border.
     different = ordinary != cut
-    if config.jpeg_scaling:  # No 4:2:0 is interpolated at half the size.
-        assert not different.any()
-    else:
-        assert not different[:, 8:-8, 8:-8].any()
-        assert different[1::4].any()  # It was cut.
+    assert not different[:, 8:-8, 8:-8].any()
+    assert different[1::4].any()  # It was cut.
     assert not different[0::4].any()  # 4:4:4
     assert not different[2::4].any() and not different[3::4].any()
     # With indexes that do not fit, all is as if there were none.

@@ -58,7 +58,6 @@ class InputBenchmark:
           UserError: if a package is missing in a pipeline's environment.
         """
         environments = {"own": "", "plain": "", **self._environments}
-        environments.pop("simplejpeg", None)
         with start_peers(self._config, environments, self._images) as workers:
             calls = {PEERS[name]: self._in_worker(worker) for name, worker in workers.items()}
             notes = [
@@ -72,27 +71,15 @@ class InputBenchmark:
             return self._compare("The same files, each pipeline in its own process", notes, calls)
 
     def bounds(self) -> Comparison:
-        """Compares with decoding alone.
-
-        Raises:
-          UserError: if ``simplejpeg`` is missing in its environment.
-        """
-        environments = {
-            name: directory
-            for name, directory in self._environments.items()
-            if name == "simplejpeg"
-        }
-        with start_peers(self._config, environments, self._images) as workers:
-            calls = {_THIS: self._from_iterator(distributed_dataset(self._steady, "train"))}
-            for name, dataset in make_bounds(self._steady, self._batches).items():
-                calls[name] = self._from_iterator(dataset)
-            for name, worker in workers.items():
-                calls[PEERS[name]] = self._in_worker(worker)
-            note = (
-                "The others have their files in memory. Crops made alone: as in training, without "
-                "augmentation; the others of them are not resized either."
-            )
-            return self._compare("Decoding alone", [note], calls)
+        """Compares with decoding alone."""
+        calls = {_THIS: self._from_iterator(distributed_dataset(self._steady, "train"))}
+        for name, dataset in make_bounds(self._steady, self._batches).items():
+            calls[name] = self._from_iterator(dataset)
+        note = (
+            "The others have their files in memory. Crops made alone: as in training, without "
+            "augmentation; the others of them are not resized either."
+        )
+        return self._compare("Decoding alone", [note], calls)
 
     def stages(self) -> Comparison:
         """Times the pipeline up to each stage."""

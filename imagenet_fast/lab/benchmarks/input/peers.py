@@ -31,10 +31,9 @@ PEERS = {
     "dali": "DALI on the CPU",
     "ffcv": "FFCV, JPEGs",
     "ffcv_raw": "FFCV, raw pixels",
-    "simplejpeg": "libjpeg-turbo, whole images",
 }
 _OF_RECORDS = ("plain", "model_garden")
-_OF_FILES = ("pytorch", "dali", "ffcv", "ffcv_raw", "simplejpeg")
+_OF_FILES = ("pytorch", "dali", "ffcv", "ffcv_raw")
 _WORKER = pathlib.Path(__file__).with_name("worker.py")
 
 
@@ -72,9 +71,7 @@ def start_peers(
 def _arguments(name: str, config: Config, info: DatasetInfo, directory: str) -> dict[str, Any]:
     if name == "own":
         return {"config": config.replace(strategy="one_device").to_json()}
-    arguments: dict[str, Any] = {"batch_size": config.batch_size}
-    if name != "simplejpeg":
-        arguments["image_size"] = config.image_size
+    arguments: dict[str, Any] = {"batch_size": config.batch_size, "image_size": config.image_size}
     if name in _OF_FILES:
         arguments.update(directory=directory, threads=thread_count(config))
     if name in _OF_RECORDS:

@@ -119,7 +119,7 @@ def _example(
         image = make_image(encoded, box, changes, options)
     else:
         whole_box = tf.concat([[0, 0], image_size(encoded, options.max_pixels)], 0)
-        whole = decode.decode_crop(encoded, whole_box, options.replace(jpeg_scaling=False))
+        whole = decode.decode_crop(encoded, whole_box, options)
         image = tf.slice(whole, [box[0], box[1], 0], [box[2], box[3], 3])
         image = augment(decode.resize(image, options), changes, options)
     return image, plan.labels, tf.constant(1.0)

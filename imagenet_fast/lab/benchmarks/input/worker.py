@@ -14,8 +14,6 @@ the next one is drawn (``shuffle_buffer``).
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
 import ctypes
 import functools
 import importlib.metadata
@@ -254,33 +252,6 @@ def ffcv(
         yield from batches
 
 
-def simplejpeg(directory: str, batch_size: int, threads: int) -> Iterator[int]:
-    """Decodes whole images with libjpeg-turbo through PyPI's ``simplejpeg``.
-
-    All files are read into memory first; a thread decodes ``batch_size`` images in a row.
-
-    Returns:
-      The number of pixels in each batch, endlessly.
-    """
-    from simplejpeg import decode_jpeg
-
-    files = [path.read_bytes() for path in sorted(pathlib.Path(directory).glob("*/*.jpg"))]
-
-    def decode(start: int) -> int:
-        images = (files[index % len(files)] for index in range(start, start + batch_size))
-        return sum(decode_jpeg(image).size // 3 for image in images)
-
-    running: collections.deque[concurrent.futures.Future[int]] = collections.deque()
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        start = 0
-        while True:
-            # One more than threads, so that no thread waits for the next request.
-            while len(running) <= threads:
-                running.append(pool.submit(decode, start))
-                start += batch_size
-            yield running.popleft().result()
-
-
 # The function of each pipeline, and the packages whose versions are reported.
 PIPELINES: dict[str, tuple[Callable[..., Iterator[Any]], tuple[str, ...]]] = {
     "own": (own, ("tensorflow",)),
@@ -290,7 +261,6 @@ PIPELINES: dict[str, tuple[Callable[..., Iterator[Any]], tuple[str, ...]]] = {
     "dali": (dali, ("nvidia-dali-cuda120",)),
     "ffcv": (functools.partial(ffcv, write_mode="jpg"), ("ffcv", "torch")),
     "ffcv_raw": (functools.partial(ffcv, write_mode="raw"), ("ffcv", "torch")),
-    "simplejpeg": (simplejpeg, ("simplejpeg",)),
 }
 
 

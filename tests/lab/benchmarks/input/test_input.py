@@ -73,7 +73,7 @@ print(json.dumps(job), flush=True)
 sys.stdin.readline()
 """
     directory = environment(program)
-    names = ("plain", "model_garden", "pytorch", "dali", "ffcv", "ffcv_raw", "simplejpeg")
+    names = ("plain", "model_garden", "pytorch", "dali", "ffcv", "ffcv_raw")
     with start_peers(config, dict.fromkeys(names, directory), 40) as workers:
         jobs = {name: worker.answer for name, worker in workers.items()}
     assert [job["pipeline"] for job in jobs.values()] == list(names)
@@ -84,7 +84,7 @@ sys.stdin.readline()
     assert jobs["plain"]["shuffle_buffer"] == config.shuffle_buffer
     assert jobs["model_garden"]["classes"] == 10
     of_files = [job for job in jobs.values() if "directory" in job]
-    assert len(of_files) == 5
+    assert len(of_files) == 4
     assert {job["threads"] for job in of_files} == {2}
     files = jobs["pytorch"]["files"]
     assert all(job["files"] == files for job in of_files)
@@ -119,22 +119,20 @@ def test_own_and_plain_in_processes(config):
 @pytest.mark.long
 def test_real_peers(config, tmp_path):
     """In environments made by the tool, which needs pip's packages."""
-    names = ("model_garden", "simplejpeg")
     made = subprocess.run(
-        [ROOT / "tools" / "input_peers.sh", tmp_path, *names],
+        [ROOT / "tools" / "input_peers.sh", tmp_path, "model_garden"],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHON": sys.executable},
     )
     flags = dict(line.removeprefix("--").split("=") for line in made.stdout.splitlines())
-    assert flags == {name: str(tmp_path / name) for name in names}
+    assert flags == {"model_garden": str(tmp_path / "model_garden")}
     benchmark = InputBenchmark(config, flags, images=32, warmup=1, repeats=1)
-    peers, bounds = benchmark.peers(), benchmark.bounds()
+    peers = benchmark.peers()
     assert peers.names[-1] == "Model Garden"
     assert peers.notes[2].startswith("Model Garden: tf-models-official 2.")
-    assert bounds.names[-1] == "libjpeg-turbo, whole images"
-    assert min(bounds.times[-1].seconds) > 0
+    assert min(peers.times[-1].seconds) > 0
 
 
 def test_an_unknown_peer_of_the_tool(tmp_path):
@@ -416,18 +414,18 @@ def test_defaults_of_the_command(asked, capsys, tmp_path, monkeypatch):
 
 
 def test_flags_of_the_command(asked, capsys, tmp_path):
-    flags = ["--data_dir=somewhere", "--compare=cached,peers", "--jpeg_scaling", "--images=64"]
+    flags = ["--data_dir=somewhere", "--compare=cached,peers", "--nojpeg_index", "--images=64"]
     flags += ["--pytorch=there", "--image_size=128", "--consumes=5000", f"--output_dir={tmp_path}"]
     assert run(["benchmark", "input", *flags]) == 0
     (config, environments, counts), *parts = asked
-    assert config.jpeg_scaling
+    assert not config.jpeg_index
     assert config.image_size == 128
     assert environments == {"pytorch": "there"}
     assert counts["images"] == 64
     assert parts == ["cached", "peers"]
     assert "the accelerators consume 5,000 images/s" in capsys.readouterr().out
     options = json.loads((tmp_path / "input.json").read_text())["options"]
-    assert options["jpeg_scaling"] is True
+    assert options["jpeg_index"] is False
     assert options["compare"] == "cached,peers"
 
 
@@ -437,7 +435,7 @@ def test_flags_of_the_command(asked, capsys, tmp_path):
         ("--compare=peer", "there is no part 'peer'; did you mean 'peers'?"),
         ("--compare=", "compare is empty: choose from peers, bounds"),
         ("--images=0", "images is 0, but must be positive"),
-        ("--jpeg_dct=slow", "jpeg_dct='slow' does not exist"),
+        ("--resize_method=slow", "resize_method='slow' does not exist"),
         ("--torch=x", "there is no flag --torch; did you mean --pytorch"),
     ],
 )
