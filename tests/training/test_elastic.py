@@ -160,6 +160,9 @@ def test_smaller_micro_batches(digits, tmp_path):
     ):
         # Its weights are not looked at before.
         shutil.copytree(tmp_path / "stays", tmp_path / name)
-        (tmp_path / name / "config.json").write_text(config.replace(**options).to_json())
+        path = tmp_path / name / "config.json"
+        there = json.loads(path.read_text())
+        named = there["model"].replace("plain", model.__name__)
+        path.write_text(json.dumps({**there, **options, "model": named}))
         with pytest.raises(UserError, match=r"accumulation_steps is 1 there, 2 here.*Only a netw"):
             go(name, 8, model, accumulation_steps=2, **options)

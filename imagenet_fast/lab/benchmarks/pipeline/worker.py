@@ -142,13 +142,15 @@ class _Step:
 
     def first(self, examples: int) -> dict[str, Any]:
         """Traces the step and runs it on the first ``examples``."""
+        import tensorflow as tf
+
         batches = self._batches(examples)
         begin = time.perf_counter()
         if self._case.stages:
             # Otherwise the first step would build it, without a graph of the whole step.
             self._model.build_on(self._inputs)
-        self._model.make_train_function()
-        self._step = self._model.train_function
+        # As Keras' train_function, which does not give its graph.
+        self._step = tf.function(lambda batches: self._model.train_step(next(batches)))
         graph = self._step.get_concrete_function(batches).graph.as_graph_def()
         traced = time.perf_counter()
         float(self._step(batches)["loss"])
