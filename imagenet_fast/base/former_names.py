@@ -47,6 +47,7 @@ class _Replaced(NamedTuple):
 
 
 RENAMED_FLAGS = {"slow_share": "slow_fraction", "look": "data_page"}
+_AS_BY_PILLOW = "leave it out, JPEGs are always decoded as by Pillow"
 _REMOVED = {
     "warmup_kind": _Removed(
         "warmups are linear; knots of schedule=piecewise_linear can hold a learning rate",
@@ -56,9 +57,12 @@ _REMOVED = {
         "`imagenet-fast recipes --batch_table=NAME --batch_size=N` prints the flags to give"
     ),
     "identity_init": _Removed("airbench's networks always start as the identity"),
-    "jpeg_dct": _Removed("JPEGs are decoded as by Pillow", same=("accurate",)),
-    "jpeg_scaling": _Removed("JPEGs are decoded as by Pillow", same=(False,)),
-    "jpeg_upsampling": _Removed("JPEGs are decoded as by Pillow", same=("smooth",)),
+    "jpeg_dct": _Removed(_AS_BY_PILLOW, same=("accurate",)),
+    "jpeg_scaling": _Removed(
+        f"{_AS_BY_PILLOW}; `imagenet-fast prepare --max_side` makes large images smaller",
+        same=(False,),
+    ),
+    "jpeg_upsampling": _Removed(_AS_BY_PILLOW, same=("smooth",)),
     "index_cached_jpegs": _Removed(
         "`imagenet-fast prepare --add_index` writes indexes into the shards", same=(False,)
     ),

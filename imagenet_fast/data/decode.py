@@ -43,7 +43,7 @@ def evaluation_image(encoded: tf.Tensor, options: PixelOptions) -> tf.Tensor:
 
     Args:
       encoded: bytes of the JPEG or PNG, a string scalar.
-      options: gives the crop, the size and how to decode and resize.
+      options: gives the crop, the size, how to resize, and ``max_pixels``.
 
     Returns:
       uint8 [image_size, image_size, 3].

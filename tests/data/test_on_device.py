@@ -1,6 +1,8 @@
 """Images in the devices' memory: order, augmentation and evaluation."""
 
 import collections
+import inspect
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels
 
 from imagenet_fast import Config, UserError
+from imagenet_fast.data import on_device
 from imagenet_fast.data.augmentation.augment import augment, draw_changes
 from imagenet_fast.data.dataset import distributed_dataset, make_images_on_device
 from imagenet_fast.data.on_device import change, draw_in_groups, gather
@@ -225,6 +228,18 @@ def test_alternating_flips_flip_each_image_every_second_epoch(plain, evaluated):
 
 
 # --- What cannot be
+
+
+def test_what_only_the_host_does_is_refused():
+    def read_by(code):
+        return set(re.findall(r"options\.(\w+)", inspect.getsource(code)))
+
+    of_host = read_by(draw_changes) - read_by(on_device)
+    assert {"lighting", "random_erasing", "rand_augment"} <= of_host
+    for name in of_host:
+        value = {bool: True, float: 0.1}.get(type(getattr(Config(), name)), (2, 9))
+        with pytest.raises(UserError, match=f"{name}=.* cannot be used with data_on_device"):
+            Config(data_on_device=True, train_crop="pad", **{name: value})
 
 
 @pytest.mark.parametrize(

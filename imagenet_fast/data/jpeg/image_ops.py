@@ -151,8 +151,7 @@ def make_images(
       places: likewise.
       boxes: int32 [images, 4]: top, left, height and width.
       flipped: whether to flip, bool [images].
-      options: gives ``image_size``, ``resize_method``, ``antialias``, ``max_pixels`` of PNGs, and
-        how to decode JPEGs.
+      options: gives ``image_size``, ``resize_method``, ``antialias`` and ``max_pixels`` of PNGs.
       threads: how many make the images.
 
     Returns:

@@ -89,7 +89,7 @@ def spread_cells(spread: Spread, form: str) -> list[str]:
     return [f"{value:{form}}" for value in (spread.median, spread.min, spread.max)]
 
 
-def spread_text(spread: Spread, form: str = ".3f") -> str:
+def _spread_text(spread: Spread, form: str = ".3f") -> str:
     """Returns ``median (min to max)``."""
     median, low, high = spread_cells(spread, form)
     return f"{median} ({low} to {high})"
@@ -142,7 +142,7 @@ def _text(comparison: Comparison) -> str:
     ratios, cpu_ratios = comparison.ratios, comparison.cpu_ratios
     ratio_rows = [[f"{first} to", "ratio of times", "ratio of CPU times"]]
     ratio_rows += [
-        [name, spread_text(ratios[name]), spread_text(cpu_ratios[name])] for name in others
+        [name, _spread_text(ratios[name]), _spread_text(cpu_ratios[name])] for name in others
     ]
     lines = [comparison.title, *comparison.notes, "", *aligned(rows)]
     lines += ["", *aligned(ratio_rows, left=range(3))]
@@ -150,7 +150,7 @@ def _text(comparison: Comparison) -> str:
         lines += ["", f"fractions of {first}'s time"]
         for name, fraction in comparison.fractions.items():
             percent = Spread(*(100 * value for value in vars(fraction).values()))
-            lines.append(f"{name}: {spread_text(percent, '.1f')} %")
+            lines.append(f"{name}: {_spread_text(percent, '.1f')} %")
     return "\n".join(
         [
             *lines,
@@ -194,7 +194,7 @@ def _figure(comparison: Comparison) -> Figure:
         median = 1e3 * Spread.of(times.seconds).median
         label = f"{name}: median {median:,.1f} ms"
         if name != first:
-            label += f"; {first} to it: {spread_text(comparison.ratios[name])}"
+            label += f"; {first} to it: {_spread_text(comparison.ratios[name])}"
         (dots,) = axes.plot(repeats, [1e3 * s for s in times.seconds], "o", label=label)
         axes.axhline(median, color=dots.get_color(), linewidth=1)
     axes.set_ylim(0, 1.08e3 * max(max(times.seconds) for times in comparison.times))

@@ -144,7 +144,9 @@ def build(
             classifier.lookahead = Lookahead(
                 classifier.weights, config.lookahead_decay, config.lookahead_every, run.total_steps
             )
-        classifier.compile(optimizer=build_optimizer(config, classifier, run.steps_per_epoch))
+        optimizer = build_optimizer(config, classifier, run.steps_per_epoch)
+        # Keras 3 would put a dynamic loss scale around a fixed one, and use that alone.
+        classifier.compile(optimizer, **({} if KERAS_2 else {"auto_scale_loss": False}))
         classifier.selection = build_selection(run)
         if config.fusion == "auto" and fusion is None:
             fusion = _timed_fusion(config, classifier)

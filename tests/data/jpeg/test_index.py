@@ -98,11 +98,11 @@ def draw_boxes(height, width, count, random):
     return np.concatenate([np.array(fixed), drawn]).astype(np.int32)
 
 
-def check_crops(file, boxes, upsampling=True):
+def check_crops(file, boxes):
     """Returns how many bytes the cuts have, having compared their pixels with the whole image's."""
     index = index_jpegs(tf.constant(file)).numpy()
     assert index
-    arguments = {"channels": 3, "fancy_upscaling": upsampling, "dct_method": DCT}
+    arguments = {"channels": 3, "dct_method": DCT}
     whole = tf.io.decode_jpeg(file, **arguments).numpy()
     count = len(boxes)
     cuts, cut_boxes, were_cut = cut_jpegs([file] * count, [index] * count, boxes)
@@ -145,8 +145,7 @@ def test_crops_of_odd_samplings(sampling):
     random = np.random.RandomState(1)
     for interval in (0, 3):
         file = jpeg_writer.random_jpeg(75, 131, sampling, interval, random)
-        for upsampling in (True, False):
-            check_crops(file, draw_boxes(75, 131, 30, random), upsampling=upsampling)
+        check_crops(file, draw_boxes(75, 131, 30, random))
 
 
 def test_cuts_hold_the_blocks_around_the_box_only():

@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from imagenet_fast.base.counted import counted
 from imagenet_fast.lab.benchmarks.input.peers import PEERS
 from imagenet_fast.lab.benchmarks.report import (
     Report,
@@ -70,11 +71,11 @@ def _host_lines(parts: Mapping[str, Comparison], cores: int, consumes: float) ->
     line = f"{this} makes {speed:,.0f} images/s on {cores} cores: {speed / cores:,.0f} per core"
     if not consumes:
         return [line]
-    needed = math.ceil(consumes * cores / speed)
+    needed, hosts = math.ceil(consumes * cores / speed), math.ceil(consumes / speed)
     return [
         line,
         f"the accelerators consume {consumes:,.0f} images/s, {consumes / speed:.3g} times that: "
-        f"they need {needed} such cores, or {math.ceil(consumes / speed)} such hosts for each of "
+        f"they need {counted(needed, 'such core')}, or {counted(hosts, 'such host')} for each of "
         "theirs",
     ]
 
