@@ -83,7 +83,7 @@ class _FeatureProbe(keras.callbacks.Callback):
 
     def _record(self) -> None:
         statistics = self._features.non_trainable_variables
-        values = [variable.read_value() for variable in statistics]
+        values = [variable.numpy() for variable in statistics]
         features = self._features(self._normalize(self._images), training=True).numpy()
         # The probe must not update the moving averages.
         for variable, value in zip(statistics, values):
