@@ -2,8 +2,12 @@
 
 import pathlib
 import re
+import traceback
 
 import pytest
+
+from imagenet_fast.commands import run
+from imagenet_fast.optimizers import SGD
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -28,3 +32,30 @@ def test_functions(file, name):
 def test_the_page_was_read():
     assert len(FILES) > 20
     assert ("training/program.py", "Program.take") in FUNCTIONS
+
+
+def test_a_step_calls_the_functions_of_the_table_in_its_order(tmp_path, monkeypatch):
+    stacks = []
+
+    def apply(*args, **kwargs):
+        stacks.append([(frame.filename, frame.name) for frame in traceback.extract_stack()])
+        return own(*args, **kwargs)
+
+    own = SGD._apply
+    monkeypatch.setattr(SGD, "_apply", apply)
+    flags = ("synthetic=true", "num_classes=10", "model=resnet8", "image_size=16")
+    flags += (
+        "train_crop=none",
+        "batch_size=32",
+        "strategy=one_device",
+        "duration=2 steps",
+        "warmup=0 steps",
+        "learning_rate=0.01",
+    )
+    flags += (f"model_dir={tmp_path}", "tensorboard=false", "examine=false")
+    assert run(["train", *(f"--{flag}" for flag in flags)]) == 0
+    table = PAGE.partition("| 1 |")[2].partition("\n\n")[0]
+    names = re.findall(r"^(?:\| \d )?\| `(?:\w+\.)?(\w+)`", "| 1 |" + table, re.M)
+    package = str(ROOT / "imagenet_fast")
+    called = iter([name for file, name in stacks[0] if file.startswith(package)])
+    assert len(names) == 9 and all(name in called for name in names), names
