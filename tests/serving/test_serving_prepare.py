@@ -150,3 +150,8 @@ def test_tensorflow_refuses_the_same_images():
         evaluation_image(data[: len(data) // 2], config)
     with pytest.raises(UserError):
         prepare_image(data[: len(data) // 2], 32)
+
+
+def test_an_unknown_crop():
+    with pytest.raises(UserError, match="there is no crop 'round': it is square or proportional"):
+        prepare_image(encoded(8, 8), 4, crop="round")
