@@ -43,16 +43,10 @@ def test_a_step_calls_the_functions_of_the_table_in_its_order(tmp_path, monkeypa
 
     own = SGD._apply
     monkeypatch.setattr(SGD, "_apply", apply)
-    flags = ("synthetic=true", "num_classes=10", "model=resnet8", "image_size=16")
-    flags += (
-        "train_crop=none",
-        "batch_size=32",
-        "strategy=one_device",
-        "duration=2 steps",
-        "warmup=0 steps",
-        "learning_rate=0.01",
-    )
-    flags += (f"model_dir={tmp_path}", "tensorboard=false", "examine=false")
+    flags = ["synthetic=true", "num_classes=10", "model=resnet8", "image_size=16"]
+    flags += ["train_crop=none", "batch_size=32", "strategy=one_device", "duration=2 steps"]
+    flags += ["warmup=0 steps", "decay_at=1 steps", "tensorboard=false", "examine=false"]
+    flags += [f"model_dir={tmp_path}"]
     assert run(["train", *(f"--{flag}" for flag in flags)]) == 0
     table = PAGE.partition("| 1 |")[2].partition("\n\n")[0]
     names = re.findall(r"^(?:\| \d )?\| `(?:\w+\.)?(\w+)`", "| 1 |" + table, re.M)

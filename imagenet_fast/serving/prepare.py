@@ -43,8 +43,8 @@ def prepare_image(
     As in the data that ``imagenet-fast prepare`` writes, transparent pixels become white, and 16
     bits become 8.
 
-    Pixels are those of evaluation. A few differ by 1 of 255, by rounding; at
-    the crop's border, a JPEG's subsampled colours differ by a few.
+    Pixels are those of evaluation. A few differ by 1 of 255, by rounding; at the crop's border, a
+    JPEG's subsampled colours differ by a few.
 
     Args:
       encoded: bytes of a JPEG, a PNG, or another format that Pillow reads.
