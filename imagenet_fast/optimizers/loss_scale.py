@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -11,6 +12,9 @@ import tensorflow as tf
 from imagenet_fast.base.keras_2 import KERAS_2, apply_summed_in_keras_2
 from imagenet_fast.distribute.sums_first import SumsFirst
 from imagenet_fast.optimizers.slots import unwrapped
+
+# Takes gradients and their variables.
+Update = Callable[[Sequence[tf.Tensor], Sequence[Any]], None]
 
 
 def scaled_loss(optimizer: keras.optimizers.Optimizer, loss: tf.Tensor) -> tf.Tensor:
@@ -35,35 +39,25 @@ def with_loss_scale(
     return optimizer
 
 
-def leave_sums_to_the_step(optimizer: keras.optimizers.Optimizer) -> None:
-    """Makes an optimizer take gradients that are already summed over the replicas.
+def update_by_sums(optimizer: keras.optimizers.Optimizer) -> Update:
+    """Makes an optimizer leave the sum over the replicas to its caller.
 
-    ``apply`` of Keras 3 would sum them once more, by the strategy's all-reduce
+    ``apply`` of Keras 3 would sum the gradients once more, by the strategy's all-reduce
     (``keras/src/backend/tensorflow/optimizer.py``, ``_backend_update_step``).
+
+    Returns:
+      What updates variables by gradients of the scaled loss that are summed over the replicas.
     """
-    if not KERAS_2:
-        inner = unwrapped(optimizer)
-        if isinstance(inner, SumsFirst):
-            inner.sum_over_replicas = _as_they_are  # type: ignore[method-assign]
-        else:
-            inner._all_reduce_sum_gradients = list
+    inner = unwrapped(optimizer)
+    if KERAS_2:
+        return functools.partial(apply_summed_in_keras_2, optimizer, inner)
+    if isinstance(inner, SumsFirst):
+        inner.sum_over_replicas = _as_they_are  # type: ignore[method-assign]
+    else:
+        inner._all_reduce_sum_gradients = list
+    return optimizer.apply
 
 
 def _as_they_are(gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
     del variables
     return gradients
-
-
-def apply_gradients(
-    optimizer: keras.optimizers.Optimizer,
-    gradients: Sequence[tf.Tensor],
-    variables: Sequence[Any],
-) -> None:
-    """Updates variables by gradients of the scaled loss that are summed over the replicas.
-
-    After :func:`leave_sums_to_the_step`.
-    """
-    if KERAS_2:
-        apply_summed_in_keras_2(optimizer, unwrapped(optimizer), gradients, variables)
-    else:
-        optimizer.apply(gradients, variables)

@@ -6,7 +6,7 @@ import tensorflow as tf
 from imagenet_fast import UserError
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.all_reduce_optimizer import AllReduceMixin, with_all_reduce
-from imagenet_fast.optimizers.loss_scale import apply_gradients, scaled_loss
+from imagenet_fast.optimizers.loss_scale import scaled_loss
 
 
 class Recorded(AllReduce):
@@ -49,7 +49,7 @@ def test_the_sum_is_asked_inside_a_loss_scale():
     optimizer = keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=2.0)
     variable = tf.Variable([3.0, 4.0])
     scaled = scaled_loss(optimizer, tf.constant([0.3, 0.4]))
-    apply_gradients(optimizer, [scaled], [variable])
+    optimizer.apply([scaled], [variable])
     np.testing.assert_allclose(variable, [2.4, 3.2], rtol=1e-6)
 
 

@@ -18,7 +18,7 @@ from imagenet_fast.distribute.one_call import assign_local, local_values
 from imagenet_fast.distribute.workers import workers_of
 from imagenet_fast.layers import micro_batch
 from imagenet_fast.layers.seeds import UnseededDraws, seed_states
-from imagenet_fast.optimizers.loss_scale import apply_gradients, leave_sums_to_the_step, scaled_loss
+from imagenet_fast.optimizers.loss_scale import scaled_loss, update_by_sums
 from imagenet_fast.optimizers.slots import make_slots
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.programs import sum_of
@@ -148,7 +148,7 @@ class TrainingStep(ReplicatedModel):
         metrics: dict[str, Any] = {"weighted_metrics": []} if KERAS_2 else {}
         super().compile(*args, **{**metrics, "jit_compile": False, **kwargs})
         if self.optimizer is not None:
-            leave_sums_to_the_step(self.optimizer)
+            self._update = update_by_sums(self.optimizer)
         # Plain functions unless XLA compiles them: inside tf.functions, replicas of a
         # MirroredStrategy could not synchronize batch norm.
         self._forward_backward = self._gradients
@@ -370,7 +370,7 @@ class TrainingStep(ReplicatedModel):
             there is one.
         """
         step = tf.convert_to_tensor(self.optimizer.iterations)
-        apply_gradients(self.optimizer, gradients, self.trainable_variables)
+        self._update(gradients, self.trainable_variables)
         if self.lookahead is not None:
             self.lookahead.update(step + 1)
         if self.weight_average is not None:
