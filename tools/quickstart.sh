@@ -30,7 +30,11 @@ fi
 
 step() { printf '\n== %s (%d s)\n' "$1" "$SECONDS"; }
 
-step "Installing into .venv, about 3 GB: several minutes, once"
+if [ -d .venv ]; then
+  step "Checking that .venv is complete"
+else
+  step "Installing into .venv, about 3 GB: several minutes, once"
+fi
 tools/install.sh .venv digits
 export PATH="$PWD/.venv/bin:$PATH" TF_CPP_MIN_LOG_LEVEL=2
 

@@ -120,7 +120,7 @@ class CommandFlags:
             self._files += layers
             for name in itertools.chain(*layers):
                 if name not in self._flags:
-                    raise UserError(self._unknown(name))
+                    raise UserError(f"--flagfile={path}: {self._unknown(name)}")
                 if name in self._given:
                     del self._given[name]
                     warn_once(
@@ -183,8 +183,10 @@ class CommandFlags:
 
     def _help(self, positional: str, full: bool) -> str:
         arguments = f" {positional} ..." if positional else ""
-        # Flagfiles contain options of Config only.
-        flagfile = " [--flagfile=RECIPE]" if self._has_options else ""
+        # Flagfiles contain options of Config only; recipes, most of these.
+        flagfile = " [--flagfile=FILE]" if self._has_options else ""
+        if "duration" in self._flags:
+            flagfile = " [--flagfile=RECIPE]"
         usage = f"usage: imagenet-fast {self._command}{flagfile} [--flag=value ...]{arguments}"
         lines = [usage]
         if self._about:

@@ -172,6 +172,10 @@ def test_parts_of_the_pipeline_benchmark():
         (["step", "--precision=float8"], "precision='float8' does not exist"),
         (["step", "--batch=8"], "there is no flag --batch; did you mean --batch_size"),
         (["resnet9", "--recipe=no.flags"], "cannot read flagfile no.flags: No such file"),
+        (
+            ["input", "--flagfile=facebook_1h_8k"],
+            "--flagfile=facebook_1h_8k: there is no flag --",
+        ),
         (["resnet9", "--steps=0"], "steps is 0, but must be positive"),
         (["step", "more"], "unexpected argument 'more'"),
     ],

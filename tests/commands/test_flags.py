@@ -23,6 +23,13 @@ def flags():
     return flags
 
 
+def test_recipes_are_for_commands_that_train(capsys):
+    for options, argument in ((("seed", "model"), "FILE"), (("seed", "duration"), "RECIPE")):
+        with pytest.raises(SystemExit):
+            CommandFlags("paint", options).parse(["--help"])
+        assert f"usage: imagenet-fast paint [--flagfile={argument}] " in capsys.readouterr().out
+
+
 def test_a_renamed_flag_is_accepted_with_a_notice(capsys):
     flags = CommandFlags("plan")
     flags.define("slow_fraction", 0.0, "slow devices")

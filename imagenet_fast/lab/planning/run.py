@@ -440,9 +440,9 @@ class RunPlan:
         return f"against {count} published numbers of {chip.title}: see plan --validate"
 
     def _memory_line(self) -> str:
-        line = f"{self.memory / _GIB:.2f} of {self.memory_limit / _GIB:.3g} GiB per replica"
+        line = f"{self.memory / _GIB:.3g} of {self.memory_limit / _GIB:.3g} GiB per replica"
         if self.compiled:
-            estimate = f"{self.estimated_memory / _GIB:.2f} GiB by the cost model"
+            estimate = f"{self.estimated_memory / _GIB:.3g} GiB by the cost model"
             line += f", by {self.compiled.compiler} ({estimate})"
         else:
             line += ", without the operations' workspace"
