@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast import Config, UserError, build_model
+from imagenet_fast.distribute import all_reduce
 from imagenet_fast.distribute.all_reduce import AllReduce, default_group_size, sum_along_both_axes
 from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.distribute.groups import columns, consecutive
@@ -139,6 +140,33 @@ def test_default_group(replicas, hosts, size):
     )
     strategy = types.SimpleNamespace(num_replicas_in_sync=replicas, cluster_resolver=resolver)
     assert default_group_size(strategy) == size
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "hint", "pieces"),
+    [
+        ("hierarchical", "ring", 3),
+        ("torus_2d", "ring", 3),
+        ("torus_2d", "nccl", 1),  # NcclManager: one CUDA stream for all of a GPU's
+        ("flat", "ring", 1),
+        ("flat", "nccl", 1),
+    ],
+)
+def test_a_bucket_goes_through_the_stages_in_pieces(algorithm, hint, pieces, monkeypatch):
+    monkeypatch.setattr(all_reduce, "_PIECE_BYTES", 40)
+    own = object.__new__(AllReduce)
+    own.algorithm, own._hint, own._replicas, summed = algorithm, hint, 2, []
+
+    def double(tensor, stream, half):
+        summed.append((stream, half))
+        return 2 * tensor
+
+    own._sum = double
+    tensors = [tf.range(25.0), tf.constant([[1.0], [2.0]])]
+    sums = own._sum_packed(tensors, "a", tf.float16)
+    assert summed == [(f"a_{number}", tf.float16) for number in range(pieces)]
+    for total, tensor in zip(sums, tensors):
+        np.testing.assert_array_equal(total, 2 * tensor)
 
 
 def test_a_tpu_sums_along_rows_and_columns_and_the_other_way_round():

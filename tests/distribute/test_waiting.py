@@ -6,10 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
+import types
 
 import pytest
 
 from imagenet_fast.base.addresses import free_port
+from imagenet_fast.distribute import waiting
 from imagenet_fast.distribute.waiting import waiting_message
 
 # Logs after 3 seconds.
@@ -35,6 +37,23 @@ def test_message():
         reason = f"worker 12 (127.0.0.1:{port}: Connection refused)"
         assert waiting_message([there, missing]) == f"waiting for {reason}"
         assert waiting_message([there]) == "waiting for other workers, whose ports are all open"
+
+
+def test_messages_come_after_pauses_and_end_with_the_waiting_process(monkeypatch, capsys):
+    now = [0]
+    clock = types.SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda pause: now.__setitem__(0, now[0] + pause)
+    )
+    ends = waiting._FIRST + waiting._EVERY + 1
+    own = types.SimpleNamespace(getppid=lambda: 7 if now[0] < ends else 1)
+    monkeypatch.setattr(waiting, "time", clock)
+    monkeypatch.setattr(waiting, "os", own)
+    monkeypatch.setattr(waiting.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(waiting, "waiting_message", lambda workers: f"{now[0]} {workers}")
+    monkeypatch.setattr(sys, "argv", ["waiting", "7", "1=a:1"])
+    waiting.main()
+    messages = [f"{at} ['1=a:1']" for at in (waiting._FIRST, waiting._FIRST + waiting._EVERY)]
+    assert capsys.readouterr().err.splitlines() == messages
 
 
 @pytest.mark.slow

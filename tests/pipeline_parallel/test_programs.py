@@ -10,7 +10,7 @@ import tensorflow as tf
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import BatchNormalization, Dropout
 from imagenet_fast.layers.micro_batch import micro_batch
-from imagenet_fast.pipeline_parallel.programs import Programs, floats_of, spec_of
+from imagenet_fast.pipeline_parallel.programs import Programs, floats_of, spec_of, variables_behind
 from imagenet_fast.pipeline_parallel.stage import Stage
 
 layers = keras.layers
@@ -573,3 +573,13 @@ def test_checks_and_prints_are_run_once_a_micro_batch(keep, loss, tmp_path):
     assert (tmp_path / "lines").read_text() == "computed\n" * 3
     with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
         taken(stage, inputs + 9, keep=keep, loss=loss, upstream=upstream)
+
+
+def test_variables_behind_a_loss():
+    used, cut, fixed = (tf.Variable(2.0), tf.Variable(3.0), tf.Variable(4.0, trainable=False))
+    with tf.GradientTape() as tape:
+        loss = used**2 + tf.stop_gradient(cut) + fixed
+    assert [variable.ref() for variable in variables_behind(loss, tape)] == [used.ref()]
+    with tf.GradientTape() as tape:
+        loss = tf.constant(1.0)
+    assert variables_behind(loss, tape) == []

@@ -164,7 +164,7 @@ def target_of(summary: dict[str, Any]) -> float | None:
     return summary.get(f"target_{metric_of(summary)}")
 
 
-def run_charts(summary: dict[str, Any], rows: list[Row], has_top5: bool = True) -> list[str]:
+def run_charts(summary: dict[str, Any], rows: list[Row], has_top5: bool) -> list[str]:
     """Returns the charts of a run as HTML figures."""
     target, speed = target_of(summary), summary.get("images_per_second")
     has_speed = is_number(speed) and speed > 0
