@@ -234,7 +234,9 @@ def test_help(flags, capsys, argument):
     assert max(map(len, page.splitlines())) <= 96
     words = " ".join(page.split())
     for field in dataclasses.fields(Config):
-        assert f"{field.name}: {field.metadata['help']}" in words
+        text, choices = field.metadata["help"], field.metadata["choices"]
+        listed = f": {', '.join(choices)}" if choices and ": " not in text else " "
+        assert f"{field.name}: {text}{listed}" in f"{words} "
         assert f"\n{field.metadata['group']}:\n" in page
         if field.default not in ("", ()):
             assert f"(default: {option_text(field.default)})" in words

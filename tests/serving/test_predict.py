@@ -278,7 +278,7 @@ def test_folders_are_walked_in_order(model, folder, images, answers):
     assert flat([{**answers[0], "file": files[0]}]) == flat(found[1:2])
 
 
-@pytest.mark.parametrize("form", ["--output=out/a.csv", "--output=out/a.jsonl", "--csv"])
+@pytest.mark.parametrize("form", ["--output=new/out/a.csv", "--output=new/out/a.jsonl", "--csv"])
 def test_files_of_predictions(model, folder, capfd, monkeypatch, form):
     root, names = folder
     monkeypatch.chdir(root.parent)
@@ -287,7 +287,7 @@ def test_files_of_predictions(model, folder, capfd, monkeypatch, form):
     assert finished.err[-1].endswith("5 files, 1 unreadable")
     expected = list(predict(model, ["images"]))
     assert [answer["file"] for answer in expected] == [f"images/{name}" for name in names]
-    path = pathlib.Path("out/a.csv" if form == "--csv" else form.partition("=")[2])
+    path = pathlib.Path("new/out/a.csv" if form == "--csv" else form.partition("=")[2])
     text = "\n".join(finished.out) if form == "--csv" else path.read_text()
     if path.suffix == ".jsonl":
         assert [json.loads(line) for line in text.splitlines()] == expected

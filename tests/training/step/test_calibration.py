@@ -55,6 +55,13 @@ def test_reliability_is_scikit_learns(answers):
     np.testing.assert_allclose(confidence / images, predicted, rtol=1e-12)
 
 
+def test_bins_begin_above_their_lower_end():
+    confidences = np.array([0, 1 / 30, 1 / 15, 0.4, 0.41, 0.95, 1])
+    images = reliability(confidences, confidences > 0.5)[:, 0]
+    assert np.flatnonzero(images).tolist() == [0, 5, 6, 14]
+    assert images[[0, 14]].tolist() == [3, 2]
+
+
 def test_calibration_error_is_that_of_the_paper(answers):
     """As in the authors' code: bins above their lower and up to their upper end."""
     confidences, right = answers
