@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -39,25 +40,37 @@ def with_loss_scale(
     return optimizer
 
 
-def update_by_sums(optimizer: keras.optimizers.Optimizer) -> Update:
-    """Makes an optimizer leave the sum over the replicas to its caller.
+@contextlib.contextmanager
+def update_by_sums(optimizer: keras.optimizers.Optimizer) -> Iterator[Update]:
+    """In the context, an optimizer takes gradients that are already summed over the replicas.
 
-    ``apply`` of Keras 3 would sum the gradients once more, by the strategy's all-reduce
-    (``keras/src/backend/tensorflow/optimizer.py``, ``_backend_update_step``).
+    ``apply`` of Keras 3 would sum them once more, by the strategy's all-reduce
+    (``keras/src/backend/tensorflow/optimizer.py``, ``_backend_update_step``). Replicas of a
+    ``MirroredStrategy`` are in the context together, and so may be threads that Keras starts there.
 
-    Returns:
-      What updates variables by gradients of the scaled loss that are summed over the replicas.
+    Yields:
+      What updates variables by gradients of the scaled loss, summed over the replicas.
     """
     inner = unwrapped(optimizer)
     if KERAS_2:
-        return functools.partial(apply_summed_in_keras_2, optimizer, inner)
-    if isinstance(inner, SumsFirst):
-        inner.sum_over_replicas = _as_they_are  # type: ignore[method-assign]
+        yield functools.partial(apply_summed_in_keras_2, optimizer, inner)
+        return
+    parts = getattr(inner, "optimizers", (inner,))  # A MultiOptimizer has several.
+    for part in parts:
+        _count_updates_by_sums(part, 1)
+    try:
+        yield optimizer.apply
+    finally:
+        for part in parts:
+            _count_updates_by_sums(part, -1)
+
+
+def _count_updates_by_sums(optimizer: Any, change: int) -> None:
+    """Counts the replicas that give an optimizer sums; while there are any, it makes none."""
+    optimizer.updates_by_sums = getattr(optimizer, "updates_by_sums", 0) + change
+    if isinstance(optimizer, SumsFirst):
+        return
+    if optimizer.updates_by_sums:
+        optimizer._all_reduce_sum_gradients = list
     else:
-        inner._all_reduce_sum_gradients = list
-    return optimizer.apply
-
-
-def _as_they_are(gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
-    del variables
-    return gradients
+        del optimizer._all_reduce_sum_gradients  # Keras' method is there again.

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.keras_2 import KERAS_2, new_variable, tensorflow_variables
 
 _SIZE = 256
@@ -43,6 +44,22 @@ def state_of(optimizer: keras.optimizers.Optimizer) -> Any:
 def unwrapped(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Returns the optimizer inside a ``LossScaleOptimizer``, or the given one if it is none."""
     return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def check_scope(optimizer: keras.optimizers.Optimizer, strategy: tf.distribute.Strategy) -> None:
+    """Checks that an optimizer's variables are of a strategy.
+
+    Raises:
+      UserError: if they are not: a training step would fail.
+    """
+    if KERAS_2:  # whose optimizers make them in the first step
+        return
+    (steps,) = tensorflow_variables([unwrapped(optimizer).iterations])
+    if not strategy.extended.variable_created_in_scope(steps):
+        raise UserError(
+            "the optimizer was not made in the scope of the model's strategy: make it in `with "
+            "model.distribute_strategy.scope():`, or give its name"
+        )
 
 
 def make_slots(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> None:

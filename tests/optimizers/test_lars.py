@@ -301,7 +301,8 @@ def test_loss_scale_does_not_change_the_step(dynamic):
         variable = tf.Variable([3.0, 4.0])
         optimizer = with_loss_scale(LARS(10.0), 0 if dynamic else scale)
         scaled = scaled_loss(optimizer, tf.constant([0.6, 0.8]))
-        update_by_sums(optimizer)([scaled], [variable])
+        with update_by_sums(optimizer) as update:
+            update([scaled], [variable])
         results.append(variable.numpy())
     np.testing.assert_array_equal(*results)
     np.testing.assert_allclose(results[0], [2.97, 3.96], rtol=1e-6)
@@ -310,7 +311,8 @@ def test_loss_scale_does_not_change_the_step(dynamic):
 def test_dynamic_loss_scale_skips_a_step_that_overflows():
     variable = tf.Variable([3.0, 4.0])
     optimizer = keras.mixed_precision.LossScaleOptimizer(LARS(10.0), initial_scale=1024)
-    update_by_sums(optimizer)([tf.constant([np.inf, 1.0])], [variable])
+    with update_by_sums(optimizer) as update:
+        update([tf.constant([np.inf, 1.0])], [variable])
     np.testing.assert_array_equal(variable.numpy(), [3.0, 4.0])
     assert float(scaled_loss(optimizer, tf.constant(1.0))) == 512
 

@@ -438,7 +438,8 @@ def test_loss_scale():
     variable = tf.Variable([2.0])
     optimizer = with_loss_scale(SGD(0.5, momentum=0.0, weight_decay=0.25), 1024)
     assert scaled_loss(optimizer, tf.constant(1.0)) == 1024
-    update_by_sums(optimizer)([tf.constant([1024.0])], [variable])
+    with update_by_sums(optimizer) as update:
+        update([tf.constant([1024.0])], [variable])
     assert variable.numpy() == [1.25]
 
 

@@ -119,7 +119,6 @@ class Proxy:
     ) -> None:
         self.network, self.optimizer = network, optimizer
         self._image_losses, self._every = image_losses, every
-        self._update = update_by_sums(optimizer)
 
     def losses(
         self,
@@ -159,7 +158,8 @@ class Proxy:
             places = hardest(losses, weights, fraction)
             # Batch norm's statistics are of all images, but the loss is of these.
             loss = scaled_loss(self.optimizer, tf.reduce_mean(tf.gather(losses * weights, places)))
-        self._update(tape.gradient(loss, variables), variables)
+        with update_by_sums(self.optimizer) as update:
+            update(tape.gradient(loss, variables), variables)
         return losses
 
 

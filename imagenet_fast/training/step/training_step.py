@@ -19,7 +19,7 @@ from imagenet_fast.distribute.workers import workers_of
 from imagenet_fast.layers import micro_batch
 from imagenet_fast.layers.seeds import UnseededDraws, seed_states
 from imagenet_fast.optimizers.loss_scale import scaled_loss, update_by_sums
-from imagenet_fast.optimizers.slots import make_slots
+from imagenet_fast.optimizers.slots import check_scope, make_slots
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.programs import sum_of
 from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
@@ -143,12 +143,17 @@ class TrainingStep(ReplicatedModel):
         self._is_in_fit = False
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Keras' ``compile``; only the optimizer has an effect."""
+        """Keras' ``compile``; only the optimizer has an effect.
+
+        Raises:
+          UserError: if the optimizer was not made in the scope of the model's strategy.
+        """
         # Weights mark images that do not count; Keras 2 would warn that it ignores them.
         metrics: dict[str, Any] = {"weighted_metrics": []} if KERAS_2 else {}
-        super().compile(*args, **{**metrics, "jit_compile": False, **kwargs})
+        with self.distribute_strategy.scope():
+            super().compile(*args, **{**metrics, "jit_compile": False, **kwargs})
         if self.optimizer is not None:
-            self._update = update_by_sums(self.optimizer)
+            check_scope(self.optimizer, self.distribute_strategy)
         # Plain functions unless XLA compiles them: inside tf.functions, replicas of a
         # MirroredStrategy could not synchronize batch norm.
         self._forward_backward = self._gradients
@@ -370,7 +375,8 @@ class TrainingStep(ReplicatedModel):
             there is one.
         """
         step = tf.convert_to_tensor(self.optimizer.iterations)
-        self._update(gradients, self.trainable_variables)
+        with update_by_sums(self.optimizer) as update:
+            update(gradients, self.trainable_variables)
         if self.lookahead is not None:
             self.lookahead.update(step + 1)
         if self.weight_average is not None:

@@ -7,6 +7,7 @@ import tensorflow as tf
 from model_weights import assert_close, weights_of
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import KERAS_2
 from imagenet_fast.layers import Dropout
 from imagenet_fast.optimizers.lookahead import Lookahead
 from imagenet_fast.optimizers.loss_scale import scaled_loss, with_loss_scale
@@ -304,7 +305,103 @@ def test_an_overflow_in_any_replica_skips_the_step_in_all(run_python):
     run_python(["-c", OVERFLOWS])
 
 
+REPLICAS_SUM_ONCE = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+from imagenet_fast import Config, make_strategy
+from imagenet_fast.optimizers import SGD
+from imagenet_fast.training.step.classifier import Classifier
+
+strategy = make_strategy(Config(strategy="mirrored", logical_cpus=2, batch_size=8))
+images = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+labels = np.array([0, 1, 2, 0, 1, 2, 0, 1], "int32")
+start = np.random.default_rng(1).normal(size=(4, 3)).astype("float32")
+names = keras.optimizers
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def dense():
+    inputs = keras.Input((4,))
+    model = keras.Sequential([inputs, keras.layers.Dense(3)])
+    model.set_weights([start, np.zeros(3, "float32")])
+    return inputs, model
+
+
+def several(kind):
+    of_bias, others = names.SGD(0.1), kind(0.5)
+    return names.MultiOptimizer(lambda weight: of_bias if "bias" in weight.path else others)
+
+
+def expected(optimizer):
+    _, model = dense()
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            value = loss(labels, model(images))
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(value, weights), weights)
+    return model.get_weights()
+
+
+def ours(make, compiled=None):
+    with strategy.scope():
+        inputs, network = dense()
+        model = Classifier(inputs, network(inputs))
+        model.compile((compiled or make)())
+        if compiled:
+            model.optimizer = make()
+    batches = tf.data.Dataset.from_tensors((images, labels)).repeat()
+    model.fit(batches, epochs=1, steps_per_epoch=3, verbose=0)
+    return model, network.get_weights()
+
+
+def check(found, reference):
+    for one, other in zip(found, reference):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+adam = lambda: names.Adam(0.1)
+for make in (adam, lambda: several(names.SGD), lambda: several(SGD)):
+    check(ours(make)[1], expected(make()))
+scaled = lambda: keras.mixed_precision.LossScaleOptimizer(adam(), initial_scale=8.0)
+check(ours(scaled)[1], expected(adam()))
+check(ours(adam, lambda: names.SGD(0.5))[1], expected(adam()))  # without compile
+# Afterwards an optimizer sums again.
+for make in (adam, lambda: SGD(0.5)):
+    model, _ = ours(make)
+    optimizer = model.optimizer
+    with strategy.scope():
+        _, network = dense()
+        before = network.get_weights()
+        plain = keras.Model(model.inputs, model.outputs)
+        plain.layers[-1].set_weights(before)
+        for variable in optimizer.variables:
+            if len(variable.shape) or "iteration" in variable.name:
+                variable.assign(keras.ops.zeros_like(variable))
+        plain.compile(optimizer, loss)
+    plain.fit(images, labels, batch_size=8, epochs=3, verbose=0)
+    check(plain.layers[-1].get_weights(), expected(make()))
+"""
+
+
+@pytest.mark.skipif(KERAS_2, reason="sums only if it is told to")
+def test_replicas_sum_gradients_once_with_any_optimizer(run_python):
+    run_python(["-c", REPLICAS_SUM_ONCE])
+
+
 # --- fit, predict, compile
+
+
+@pytest.mark.skipif(KERAS_2, reason="makes variables in the first step")
+def test_an_optimizer_made_outside_of_the_strategys_scope_is_refused():
+    optimizer = keras.optimizers.Adam(0.1)
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        model = classifier()
+    with pytest.raises(UserError, match="was not made in the scope of the model's strategy"):
+        model.compile(optimizer)
+    model.compile("adam")
+    assert model.fit(batches(), steps_per_epoch=1, epochs=1, verbose=0).history["examples"] == [4]
 
 
 def batches():
@@ -581,6 +678,7 @@ import tensorflow as tf
 import keras
 from imagenet_fast import Config, make_strategy
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import KERAS_2
 from imagenet_fast.base.keras_2 import tensorflow_variables
 from imagenet_fast.training.step.classifier import Classifier
 
