@@ -8,7 +8,7 @@ import time
 import pytest
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.worker_process import module_command, start_worker
+from imagenet_fast.base.worker_process import WorkerTimeout, module_command, start_worker
 
 # Counts hundredths of a second while it runs.
 CLOCK = """
@@ -34,6 +34,15 @@ def test_a_worker_is_paused_between_answers():
         process = worker._process
         assert process.poll() is None
     assert process.poll() is not None
+
+
+def test_a_worker_that_does_not_answer_in_time():
+    silent = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with (
+        pytest.raises(WorkerTimeout, match=r"the clock did not answer in 0\.2 s"),
+        start_worker(silent, {}, name="the clock", limit_seconds=0.2),
+    ):
+        pass
 
 
 def test_a_worker_ends_with_its_parent(run_python, tmp_path):

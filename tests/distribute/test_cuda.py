@@ -130,11 +130,13 @@ def test_find_problem(machine, driver, missing, text):
     assert text in str(cuda.find_problem())
 
 
-@pytest.mark.parametrize("visible", ["", "-1", "7"])
-def test_cuda_visible_devices_hides_the_gpus(machine, monkeypatch, visible):
+@pytest.mark.parametrize(
+    ("visible", "told"), [("", "hides them"), ("-1", "hides them"), ("7", "names no GPU of this")]
+)
+def test_cuda_visible_devices_hides_the_gpus(machine, monkeypatch, visible, told):
     machine(FakeDriver(status=100))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert str(cuda.find_problem()).startswith(f"CUDA_VISIBLE_DEVICES={visible!r} ")
+    assert str(cuda.find_problem()).startswith(f"CUDA_VISIBLE_DEVICES={visible!r} {told}")
 
 
 def test_a_build_without_cuda(machine):

@@ -444,3 +444,9 @@ def test_a_worker_ends_on_sigterm(run_python):
     done = run_python(["-c", WORKER], workers=2, check=False)
     assert done.returncode == 128 + signal.SIGTERM
     assert "made" in done.stdout and "still here" not in done.stdout
+
+
+@pytest.mark.parametrize(("gpus", "devices"), [(0, "1 CPU"), (1, "1 GPU"), (2, "1 GPU")])
+def test_the_devices_that_are_named(monkeypatch, gpus, devices):
+    monkeypatch.setattr(strategy, "_visible_gpus", lambda *_: gpus)
+    assert str(strategy._find(Config(strategy="one_device"), None)) == devices

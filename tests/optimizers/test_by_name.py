@@ -103,7 +103,8 @@ def test_addons_elsewhere():
 def test_arguments_of_an_optimizer():
     optimizer = make("Lion", arguments=["beta_1=0.95", "beta_2= 1e-1"])
     assert (optimizer.beta_1, optimizer.beta_2) == (0.95, 0.1)
-    assert make("adam", arguments=["amsgrad=true"]).amsgrad is True
+    for text, value in (("true", True), ("1", True), ("False", False), ("0", False)):
+        assert make("adam", arguments=[f"amsgrad={text}"]).amsgrad is value
 
 
 @pytest.mark.parametrize(

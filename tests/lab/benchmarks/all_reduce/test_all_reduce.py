@@ -1,5 +1,6 @@
 """The benchmark of all-reduce algorithms."""
 
+import dataclasses
 import json
 import math
 import xml.etree.ElementTree
@@ -8,6 +9,7 @@ import pytest
 
 from imagenet_fast import UserError
 from imagenet_fast.commands.benchmark import main
+from imagenet_fast.lab.benchmarks.all_reduce import compare as all_reduce
 from imagenet_fast.lab.benchmarks.all_reduce.compare import (
     Method,
     Result,
@@ -81,6 +83,25 @@ def test_a_single_worker_is_refused():
 
     with pytest.raises(UserError, match="there is only one worker: start several"):
         compare_all_reduce(tf.distribute.get_strategy(), [], [], warmup=1, repeats=1)
+
+
+def test_units_of_the_network(monkeypatch):
+    class AskedError(Exception):
+        pass
+
+    def compare(*_, network, **__):
+        raise AskedError(network)
+
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setattr(all_reduce, "compare_all_reduce", compare)
+    flags = ["--latency_within=10", "--latency_between=99", "--bandwidth_within=1000"]
+    flags += ["--bandwidth=8", "--stage_start=5", "--gamma=3"]
+    with pytest.raises(AskedError) as asked:
+        main(["all_reduce", *flags])
+    (network,) = asked.value.args
+    assert dataclasses.astuple(network) == pytest.approx(
+        (0.01, 0.099, 125e6, 1e6, 0.005, 3e-9, math.inf)
+    )
 
 
 @pytest.mark.long
