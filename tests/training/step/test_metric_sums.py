@@ -77,6 +77,19 @@ def test_rank(logits, label, top1, top5):
     assert sums([logits], [label]) == [0, top1, top5, 1, 0]
 
 
+@pytest.mark.parametrize(
+    ("labels", "top1", "top5"),
+    [
+        ([1, 0, 0, 0, 0, 1], 1, 1),
+        ([0, 1, 1, 0, 0, 0], 0, 1),
+        ([0, 0, 0, 0, 0, 1], 0, 0),
+        ([0, 0, 0, 0, 0, 0], 0, 0),
+    ],
+)
+def test_rank_of_the_best_of_several_labels(labels, top1, top5):
+    assert sums([[3, 2, 1, 0, -1, -2]], [labels]) == [0, top1, top5, 1, 0]
+
+
 def test_with_five_or_fewer_classes_top5_is_1():
     assert sums([[0, 1, 2], [2, 1, 0]], [0, 0]) == [0, 1, 2, 2, 0]
 

@@ -17,6 +17,7 @@ from imagenet_fast.data.prepare.duplicates import Images, find_duplicates
 from imagenet_fast.data.prepare.job import prepare
 from imagenet_fast.data.prepare.page import write_page
 from imagenet_fast.data.prepare.sources import open_source
+from imagenet_fast.data.prepare.sources.several import SeveralLabels
 from imagenet_fast.data.sampling import class_shares
 
 # By file: its labels; and the same in each layout.
@@ -50,6 +51,14 @@ def make(tmp_path):
         return path
 
     return write
+
+
+def test_what_a_column_of_labels_may_be():
+    assert SeveralLabels(",").names("a", "cat,dog") == ("cat", "dog")
+    for columns in (SeveralLabels(","), SeveralLabels()):
+        assert columns.names("a", ["cat", "dog"]) == ("cat", "dog")
+    with pytest.raises(UserError, match="a is 'cat dog', but must be a list of names"):
+        SeveralLabels().names("a", "cat dog")
 
 
 @pytest.mark.parametrize(
