@@ -595,9 +595,9 @@ class Sizes(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         gradients = self.model._gradients
 
-        def noting(*batch):
-            self.seen += [part.shape[1] for part in batch if part.shape.rank == 4]
-            return gradients(*batch)
+        def noting(global_batch, logical, images, *others):
+            self.seen.append(images.shape[1])
+            return gradients(global_batch, logical, images, *others)
 
         self.model._forward_backward = noting
 
