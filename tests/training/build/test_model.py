@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from small_config import SMALL
+from small_network import small_network
 
 from imagenet_fast import Config, UserError, build_model, models
 from imagenet_fast.base.keras_2 import KERAS_2, layers_in, name_of
@@ -42,6 +43,15 @@ def test_a_warning_of_an_average_that_keeps_the_initial_weights(capsys):
     assert "give --ema_decay=0.88 or less" in first and "give --ema_decay=0" in second
     build_model(SMALL.replace(duration="60 steps", ema_decay=0.97))
     assert "will be 16% the initial ones" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy"])
+def test_sigmoids_start_at_equal_probabilities_in_our_networks_only(loss):
+    config = SMALL.replace(loss=loss)
+    for own in (None, small_network):
+        bias = models.head(models.network_of(build_model(config, model=own))).bias.numpy()
+        changed = loss == "binary_cross_entropy" and own is None
+        np.testing.assert_allclose(bias, -np.log(len(bias)) if changed else 0.0, rtol=1e-6)
 
 
 # --- Goyal et al. 2017
