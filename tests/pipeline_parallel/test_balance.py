@@ -9,6 +9,7 @@ import keras
 import pytest
 
 from imagenet_fast import UserError
+from imagenet_fast.pipeline_parallel import balance
 from imagenet_fast.pipeline_parallel.balance import balance_for, best_balance
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 from imagenet_fast.pipeline_parallel.schedules import tasks
@@ -180,3 +181,25 @@ def test_devices_with_several_stages(monkeypatch, searched):
             assert time == min(time for memory, time in possible.values() if memory <= limit)
         with pytest.raises(UserError, match=r"4 stages on 2 devices of .* one needs"):
             find(limit=0.99 * least)
+
+
+@pytest.mark.parametrize(("batch_size", "micro_batches", "examples"), [(12, 4, 3), (10, 4, 3)])
+def test_blocks_cost_what_a_micro_batch_does(monkeypatch, batch_size, micro_batches, examples):
+    asked = []
+
+    def estimate(blocks, inputs, batch):
+        asked.append(batch)
+        return [block(1, 2)] * len(blocks)
+
+    monkeypatch.setattr(balance, "estimate", estimate)
+    found = balance_for(
+        [None] * 4,
+        None,
+        stages=2,
+        batch_size=batch_size,
+        micro_batches=micro_batches,
+        schedule="gpipe",
+        rematerialize="never",
+    )
+    assert found == [2, 2]
+    assert asked == [examples]
