@@ -223,9 +223,13 @@ def test_too_many_unreadable_images_stop_the_run(config, tmp_path):
 @pytest.mark.long
 def test_a_missing_shard_is_named_and_the_run_can_resume(config, digits, tmp_path):
     data = pathlib.Path(write_data(tmp_path / "data", digits, {}))
-    # Two epochs more: the next one is read ahead, and what is open cannot disappear.
+    # Two epochs more: the next one is read ahead, and what is open cannot disappear. An evaluation
+    # would find it first.
     config = config.replace(
-        data_dir=str(data), model_dir=str(tmp_path / "run"), duration="40 steps"
+        data_dir=str(data),
+        model_dir=str(tmp_path / "run"),
+        duration="40 steps",
+        eval_every="40 steps",
     )
     shard = data / "train-00002"
     with pytest.raises(UserError) as caught:
