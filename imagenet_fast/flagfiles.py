@@ -80,7 +80,7 @@ def resolve(
     now |= values
     times: dict[str, Times | None]
     if run is not None:
-        what, does = f"the run in {vars(run)['model_dir']}", "keeps its times"
+        what, does = f"the run in {vars(run)['model_dir']}", "keeps its schedule"
         # Without sizes or knots it has no times for them.
         times = {name: getattr(run, name) or now[name] for name in TIMES if name not in flags}
     elif replaced := [length for length in lengths if length.duration != lengths[-1].duration]:

@@ -140,7 +140,8 @@ class SGD(SumsFirst, Optimizer):
             if entries is not None and len(entries) != len(variables):
                 raise UserError(
                     f"{name} has {len(entries)} entries, but there are {len(variables)} trainable "
-                    "variables; give one for each, in their order"
+                    "variables: give one for each, in their order; after a change of what is "
+                    "trainable, compile the model with a new optimizer"
                 )
 
     def _by_variable(self) -> dict[str, list[Any] | None]:

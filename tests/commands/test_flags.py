@@ -332,7 +332,7 @@ def test_a_run_keeps_its_times_and_says_so_if_a_flagfile_has_others(flags, capsy
     flags.parse(["--flagfile=digits"])
     run = Config().replace(model_dir="run", **flags.changes()).replace(decay_at="5 epochs")
     assert flags.changes(run)["decay_at"] == (Duration(5, "epochs"),)
-    assert capsys.readouterr().err == "the run in run keeps its times: --decay_at='5 epochs'\n"
+    assert capsys.readouterr().err == "the run in run keeps its schedule: --decay_at='5 epochs'\n"
 
 
 def test_a_run_without_knots_does_not_take_those_of_a_recipe(flags):
@@ -361,7 +361,7 @@ def test_a_shortened_run_resumes_by_the_same_command(flags, capsys):
     assert run.decay_at == (Duration(4, "epochs"), Duration(5.5, "epochs"))
     capsys.readouterr()
     assert Config().replace(model_dir="run", **flags.changes(run)) == run
-    notice = "the run in run keeps its times: --decay_at='4 epochs,5.5 epochs'\n"
+    notice = "the run in run keeps its schedule: --decay_at='4 epochs,5.5 epochs'\n"
     assert capsys.readouterr().err == notice
 
 

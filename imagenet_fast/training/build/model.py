@@ -86,6 +86,8 @@ def build_model(
     Raises:
       UserError: if the data, the hardware, the initial weights or an option cannot be used.
     """
+    if strategy is not None and not isinstance(strategy, tf.distribute.Strategy):
+        raise UserError(f"{strategy!r:.60} is no strategy: give a network of your own as model=")
     return build(make_run(config, model, strategy), model)
 
 

@@ -91,8 +91,8 @@ def other_options(names: Sequence[str], run: Config, config: Config) -> UserErro
     """Returns the error that options are not those of the run in ``model_dir``, to be resumed."""
     return UserError(
         f"{directory_of(config.model_dir)} holds a run with other options "
-        f"({differences(names, run, config)}); give its options to resume it, or choose another "
-        "--model_dir"
+        f"({differences(names, run, config)}); give its options, as by its --flagfile, to resume "
+        "it, or choose another --model_dir"
     )
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.keras_2 import KERAS_2, KERAS_3_16, name_of
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.data.on_device import ImagesOnDevice
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.one_call import assign_local, local_values
@@ -142,7 +143,7 @@ class TrainingStep(ReplicatedModel):
         self._xla = xla
         self._is_in_fit = False
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile(self, optimizer: Any = "rmsprop", loss: Any = None, **kwargs: Any) -> None:
         """Keras' ``compile``; only the optimizer has an effect.
 
         Raises:
@@ -150,10 +151,12 @@ class TrainingStep(ReplicatedModel):
         """
         # Weights mark images that do not count; Keras 2 would warn that it ignores them.
         metrics: dict[str, Any] = {"weighted_metrics": []} if KERAS_2 else {}
+        if isinstance(optimizer, keras.optimizers.Optimizer):
+            check_scope(optimizer, self.distribute_strategy)
+        if loss or kwargs.get("metrics"):
+            warn_once("compile: loss and metrics have no effect, because the recipe's are used")
         with self.distribute_strategy.scope():
-            super().compile(*args, **{**metrics, "jit_compile": False, **kwargs})
-        if self.optimizer is not None:
-            check_scope(self.optimizer, self.distribute_strategy)
+            super().compile(optimizer, loss, **{**metrics, "jit_compile": False, **kwargs})
         # Plain functions unless XLA compiles them: inside tf.functions, replicas of a
         # MirroredStrategy could not synchronize batch norm.
         self._forward_backward = self._gradients
@@ -176,6 +179,7 @@ class TrainingStep(ReplicatedModel):
 
     def make_slots(self) -> None:
         """Makes the optimizer's variables, otherwise made in its first step."""
+        check_scope(self.optimizer, self.distribute_strategy)  # Keras lets a user replace it.
         with self.distribute_strategy.scope():
             make_slots(self.optimizer, self.trainable_variables)
             self.selection.make_slots()

@@ -54,6 +54,20 @@ def test_sigmoids_start_at_equal_probabilities_in_our_networks_only(loss):
         np.testing.assert_allclose(bias, -np.log(len(bias)) if changed else 0.0, rtol=1e-6)
 
 
+def test_a_network_in_the_place_of_the_strategy():
+    with pytest.raises(UserError, match=r"small_network.* is no strategy: give a .* as model="):
+        build_model(SMALL, small_network)
+
+
+def test_what_is_trainable_changes_after_the_optimizer_is_made():
+    model = build_model(SMALL)
+    models.head(models.network_of(model)).trainable = False
+    with pytest.raises(UserError, match="compile the model with a new optimizer"):
+        model.make_slots()
+    model.compile("sgd")
+    model.make_slots()
+
+
 # --- Goyal et al. 2017
 
 

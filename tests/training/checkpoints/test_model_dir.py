@@ -140,7 +140,7 @@ def test_a_run_with_other_options(config):
     assert (
         "holds a run with other options (seed is 0 there, 3 here; "
         "duration is 90 epochs there, 8 epochs here); "
-        "give its options to resume it, or choose another --model_dir"
+        "give its options, as by its --flagfile, to resume it, or choose another --model_dir"
     ) in str(caught.value)
     assert read_config(config.model_dir) == config
 

@@ -1,5 +1,7 @@
 """The training step against plain Keras, and against gradients taken by hand."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from model_weights import assert_close, weights_of
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.keras_2 import KERAS_2
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.layers import Dropout
 from imagenet_fast.optimizers.lookahead import Lookahead
 from imagenet_fast.optimizers.loss_scale import scaled_loss, with_loss_scale
@@ -398,10 +401,27 @@ def test_an_optimizer_made_outside_of_the_strategys_scope_is_refused():
     optimizer = keras.optimizers.Adam(0.1)
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         model = classifier()
-    with pytest.raises(UserError, match="was not made in the scope of the model's strategy"):
+    refused = functools.partial(
+        pytest.raises, UserError, match="was not made in the scope of the model's strategy"
+    )
+    once = {"steps_per_epoch": 1, "epochs": 1, "verbose": 0}
+    with refused():
         model.compile(optimizer)
+    assert model.fit(batches(), **once).history["examples"] == [4]  # with the one before
+    model.optimizer = optimizer
+    with refused():
+        model.fit(batches(), **once)
     model.compile("adam")
-    assert model.fit(batches(), steps_per_epoch=1, epochs=1, verbose=0).history["examples"] == [4]
+    assert model.fit(batches(), **once).history["examples"] == [4]
+
+
+def test_what_compile_does_not_use_is_said(capsys):
+    warn_once.cache_clear()
+    classifier().compile("sgd", "mse")
+    classifier().compile("sgd", metrics=["accuracy"])
+    assert capsys.readouterr().err == (
+        "compile: loss and metrics have no effect, because the recipe's are used\n"
+    )
 
 
 def batches():
