@@ -10,6 +10,7 @@ from imagenet_fast import Config, build_model, export, make_dataset
 from imagenet_fast.optimizers import WeightAverage
 from imagenet_fast.training.checkpoints.checkpoint import Checkpoints, restore_weights
 from imagenet_fast.training.checkpoints.model_dir import claim_model_dir
+from imagenet_fast.training.run import with_model
 
 DIGITS = {
     "image_size": 16,
@@ -80,7 +81,7 @@ def trained(digits, tmp_path_factory):
     config = Config(data_dir=digits, model_dir=str(tmp_path_factory.mktemp("run")), **DIGITS)
     model = build_model(config, model=small_network)
     model.fit(make_dataset(config, "train"), epochs=1, steps_per_epoch=5, verbose=0)
-    claim_model_dir(config, model.labels)
+    claim_model_dir(with_model(config, small_network), model.labels)
     Checkpoints(model, config).save(5, {})
     return model, config
 
@@ -158,7 +159,11 @@ def test_checkpoint_and_export_contain_it(trained, tmp_path, source):
     np.testing.assert_array_equal(logits(again, images), logits(model, images))
     assert np.abs(expected - logits(model, images)).max() > 1e-2
 
-    encoded = tf.io.encode_png(images[0]).numpy()
+    # A PNG would be compressed as in shards.
+    encoded = tf.io.encode_jpeg(images[0], quality=100).numpy()
+    pixels = tf.io.decode_jpeg(encoded, dct_method="INTEGER_ACCURATE")
+    with model.averaged_weights():
+        expected = logits(model, pixels[tf.newaxis])
     probabilities = np.sort(tf.nn.softmax(expected[0]).numpy())[::-1][:5]
     options = {"config": {"model": small_network}, "model": {}}[source]
     exported = export({"config": config, "model": model}[source], tmp_path / "exported", **options)
