@@ -47,10 +47,10 @@ def unwrapped(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimiz
 
 
 def check_scope(optimizer: keras.optimizers.Optimizer, strategy: tf.distribute.Strategy) -> None:
-    """Checks that an optimizer's variables are of a strategy.
+    """Checks that an optimizer was made in the scope of a strategy.
 
     Raises:
-      UserError: if they are not: a training step would fail.
+      UserError: if it was not: a training step would fail.
     """
     if KERAS_2:  # whose optimizers make them in the first step
         return

@@ -1,12 +1,14 @@
 """The ramp of image sizes against the formula of ffcv-imagenet, at each epoch."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from imagenet_fast import Config
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.data.pixel_options import ramp_sizes
-from imagenet_fast.data.steps import training_image_size
+from imagenet_fast.data.steps import steps_by_size, training_image_size
 
 
 def formula(time, first, last, multiple, begin, end):
@@ -60,3 +62,21 @@ def test_no_size_without_a_time():
     assert ramp_sizes(64, 192, 64, Duration(0, "steps"), Duration(0, "steps")) == (
         (128, Duration(1, "steps")),
     )
+
+
+@pytest.mark.parametrize("total", [3, 20, 50])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"train_sizes": (16, 24), "train_until": "1 epochs,2.5 epochs"},
+        {"train_sizes": (16, 32), "train_until": "5 steps,10 steps"},
+        {"size_ramp": (16, 8), "size_ramp_at": "5 steps,40 steps"},
+    ],
+    ids=str,
+)
+def test_the_steps_of_each_size_are_counted(options, total):
+    config = Config(image_size=32, batch_size=8, **options)
+    sizes = [training_image_size(config, step, 10) for step in range(total)]
+    counted = steps_by_size(config, 10, total)
+    assert {size: count for size, count in counted.items() if count} == Counter(sizes)
