@@ -234,7 +234,7 @@ def test_all_recipes_are_listed():
         batch = Config.from_flagfile(path).batch_size
         assert re.search(rf"^{path.stem} +\w+ +{batch} ", text, re.MULTILINE)
         assert re.search(rf"^{path.stem}: \S.+", text, re.MULTILINE)
-    assert "  8 GPUs: --accumulation_steps=32" in text
+    assert "  8 GPUs carry  32 replicas each: batch 8192 = 8 x 32 x 32 images, rate 3.2" in text
     assert pictures("recipes") == 3
 
 
