@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_2 import KERAS_2
 from imagenet_fast.models.keras_applications import load_keras_applications_weights
 from imagenet_fast.models.resnet import cifar_resnet, resnet
 
@@ -223,7 +224,8 @@ def test_other_variants(make, message, source):
 
 @pytest.mark.parametrize("name", ["stage1_block1_se_reduce", "dropout"])
 def test_layers_that_keras_lacks(name, model, source, monkeypatch):
-    monkeypatch.setattr(model.get_layer("stage1_block1_conv1"), "_name", name)
+    layer = model.get_layer("stage1_block1_conv1")
+    monkeypatch.setattr(layer, "_name" if KERAS_2 else "name", name)
     with pytest.raises(UserError, match=f"no weights for the layer {name}"):
         load_keras_applications_weights(model, source)
 
