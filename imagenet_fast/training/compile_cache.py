@@ -111,7 +111,11 @@ class CompileCache:
                 if not os.path.lexists(kept):
                     _check_space(self._store, found.st_size + _SPARE)
                     content = path.read_bytes()
-                    write_file(kept, hashlib.sha256(content).digest() + content)
+                    try:
+                        write_file(kept, hashlib.sha256(content).digest() + content)
+                    except FileNotFoundError:  # To another process it was one of the oldest.
+                        if not self._store.is_dir():
+                            raise
                 elif found.st_atime:  # TensorFlow has read it: see _take
                     with contextlib.suppress(FileNotFoundError):
                         os.utime(kept)

@@ -289,6 +289,18 @@ def test_a_store_that_cannot_be_written(store, monkeypatch, capsys, number):
     assert re.fullmatch(f"no more programs of XLA are cached: .* {os.strerror(number)}\n", said)
 
 
+def test_an_entry_that_another_process_removes_while_it_is_written(store, monkeypatch, capsys):
+    own = module.write_file
+
+    def write(path, content):
+        (fail(errno.ENOENT) if path == store / "c" else own)(path, content)
+
+    monkeypatch.setattr(module, "write_file", write)
+    run(b=CONTENT, c=CONTENT, d=CONTENT)
+    assert {"b", "d"} < run().keys()
+    assert capsys.readouterr().err == ""
+
+
 def test_a_disk_that_is_almost_full(store, monkeypatch, capsys):
     new_process()
     cache = CompileCache(config())
