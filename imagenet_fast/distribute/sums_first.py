@@ -21,11 +21,12 @@ class SumsFirst:
     too, where those of Keras fail: it does not allow their conditions in a replica.
 
     Attributes:
-      updates_by_sums: replicas that are in an update with gradients that are summed already.
+      replicas_without_all_reduce: number of replicas in an update whose gradients are already
+        all-reduced.
     """
 
     _trainable_variables: list[Any]
-    updates_by_sums = 0
+    replicas_without_all_reduce = 0
 
     def sum_over_replicas(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
         """Returns a replica's gradients summed over the replicas; to be called in each of them."""
@@ -37,7 +38,7 @@ class SumsFirst:
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         """Updates the variables, as Keras' method, by the sums of the gradients."""
         gradients, variables = list(grads), trainable_variables or self._trainable_variables
-        if keras.backend.backend() == "tensorflow" and not self.updates_by_sums:
+        if keras.backend.backend() == "tensorflow" and not self.replicas_without_all_reduce:
             given = [index for index, gradient in enumerate(gradients) if gradient is not None]
             summed = self.sum_over_replicas(
                 [gradients[index] for index in given], [variables[index] for index in given]

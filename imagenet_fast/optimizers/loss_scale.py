@@ -41,15 +41,15 @@ def with_loss_scale(
 
 
 @contextlib.contextmanager
-def update_by_sums(optimizer: keras.optimizers.Optimizer) -> Iterator[Update]:
-    """In the context, an optimizer takes gradients that are already summed over the replicas.
+def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> Iterator[Update]:
+    """In the context, an optimizer does not all-reduce gradients: the training step has.
 
-    ``apply`` of Keras 3 would sum them once more, by the strategy's all-reduce
-    (``keras/src/backend/tensorflow/optimizer.py``, ``_backend_update_step``). Replicas of a
-    ``MirroredStrategy`` are in the context together, and so may be threads that Keras starts there.
+    ``apply`` of Keras 3 would all-reduce them again
+    (``keras/src/backend/tensorflow/optimizer.py``, ``_backend_update_step``). All replicas of a
+    ``MirroredStrategy`` may be in the context at once, each in a thread of its own.
 
     Yields:
-      What updates variables by gradients of the scaled loss, summed over the replicas.
+      A function that updates variables, given all-reduced gradients of the scaled loss.
     """
     inner = unwrapped(optimizer)
     if KERAS_2:
@@ -57,20 +57,21 @@ def update_by_sums(optimizer: keras.optimizers.Optimizer) -> Iterator[Update]:
         return
     parts = getattr(inner, "optimizers", (inner,))  # A MultiOptimizer has several.
     for part in parts:
-        _count_updates_by_sums(part, 1)
+        _count_without_all_reduce(part, 1)
     try:
         yield optimizer.apply
     finally:
         for part in parts:
-            _count_updates_by_sums(part, -1)
+            _count_without_all_reduce(part, -1)
 
 
-def _count_updates_by_sums(optimizer: Any, change: int) -> None:
-    """Counts the replicas that give an optimizer sums; while there are any, it makes none."""
-    optimizer.updates_by_sums = getattr(optimizer, "updates_by_sums", 0) + change
+def _count_without_all_reduce(optimizer: Any, change: int) -> None:
+    """Counts the replicas in the context; the last one to leave it restores the all-reduce."""
+    count = getattr(optimizer, "replicas_without_all_reduce", 0) + change
+    optimizer.replicas_without_all_reduce = count
     if isinstance(optimizer, SumsFirst):
         return
-    if optimizer.updates_by_sums:
+    if count:
         optimizer._all_reduce_sum_gradients = list
     else:
-        del optimizer._all_reduce_sum_gradients  # Keras' method is there again.
+        del optimizer._all_reduce_sum_gradients  # It hid Keras' method.

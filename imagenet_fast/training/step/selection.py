@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from imagenet_fast.base.keras_2 import tensorflow_variables
 from imagenet_fast.data.on_device import gather
-from imagenet_fast.optimizers.loss_scale import scaled_loss, update_by_sums
+from imagenet_fast.optimizers.loss_scale import scaled_loss, without_all_reduce
 from imagenet_fast.optimizers.slots import make_slots, state_of, variables_of
 from imagenet_fast.training.step.metric_sums import skipped_sums
 from imagenet_fast.training.step.micro_batches import images_in
@@ -158,7 +158,7 @@ class Proxy:
             places = hardest(losses, weights, fraction)
             # Batch norm's statistics are of all images, but the loss is of these.
             loss = scaled_loss(self.optimizer, tf.reduce_mean(tf.gather(losses * weights, places)))
-        with update_by_sums(self.optimizer) as update:
+        with without_all_reduce(self.optimizer) as update:
             update(tape.gradient(loss, variables), variables)
         return losses
 

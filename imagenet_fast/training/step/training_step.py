@@ -19,7 +19,7 @@ from imagenet_fast.distribute.one_call import assign_local, local_values
 from imagenet_fast.distribute.workers import workers_of
 from imagenet_fast.layers import micro_batch
 from imagenet_fast.layers.seeds import UnseededDraws, seed_states
-from imagenet_fast.optimizers.loss_scale import scaled_loss, update_by_sums
+from imagenet_fast.optimizers.loss_scale import scaled_loss, without_all_reduce
 from imagenet_fast.optimizers.slots import check_scope, make_slots
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.programs import sum_of
@@ -379,7 +379,7 @@ class TrainingStep(ReplicatedModel):
             there is one.
         """
         step = tf.convert_to_tensor(self.optimizer.iterations)
-        with update_by_sums(self.optimizer) as update:
+        with without_all_reduce(self.optimizer) as update:
             update(gradients, self.trainable_variables)
         if self.lookahead is not None:
             self.lookahead.update(step + 1)

@@ -370,7 +370,7 @@ for make in (adam, lambda: several(names.SGD), lambda: several(SGD)):
 scaled = lambda: keras.mixed_precision.LossScaleOptimizer(adam(), initial_scale=8.0)
 check(ours(scaled)[1], expected(adam()))
 check(ours(adam, lambda: names.SGD(0.5))[1], expected(adam()))  # without compile
-# Afterwards an optimizer sums again.
+# Afterwards an optimizer all-reduces again.
 for make in (adam, lambda: SGD(0.5)):
     model, _ = ours(make)
     optimizer = model.optimizer
@@ -388,15 +388,15 @@ for make in (adam, lambda: SGD(0.5)):
 """
 
 
-@pytest.mark.skipif(KERAS_2, reason="sums only if it is told to")
-def test_replicas_sum_gradients_once_with_any_optimizer(run_python):
+@pytest.mark.skipif(KERAS_2, reason="Keras 2 has no all-reduce in apply")
+def test_gradients_are_all_reduced_once_with_any_optimizer(run_python):
     run_python(["-c", REPLICAS_SUM_ONCE])
 
 
 # --- fit, predict, compile
 
 
-@pytest.mark.skipif(KERAS_2, reason="makes variables in the first step")
+@pytest.mark.skipif(KERAS_2, reason="Keras 2 makes variables in the first step")
 def test_an_optimizer_made_outside_of_the_strategys_scope_is_refused():
     optimizer = keras.optimizers.Adam(0.1)
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
