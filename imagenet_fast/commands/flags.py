@@ -183,10 +183,9 @@ class CommandFlags:
 
     def _help(self, positional: str, full: bool) -> str:
         arguments = f" {positional} ..." if positional else ""
-        # Flagfiles contain options of Config only; recipes, most of these.
-        flagfile = " [--flagfile=FILE]" if self._has_options else ""
-        if "duration" in self._flags:
-            flagfile = " [--flagfile=RECIPE]"
+        # Flagfiles contain options of Config only; a recipe has those of training.
+        file = "RECIPE" if "duration" in self._flags else "FILE"
+        flagfile = f" [--flagfile={file}]" if self._has_options else ""
         usage = f"usage: imagenet-fast {self._command}{flagfile} [--flag=value ...]{arguments}"
         lines = [usage]
         if self._about:
