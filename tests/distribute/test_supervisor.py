@@ -53,8 +53,9 @@ with log.open("a") as file:
     file.write(f"{workers}\\n")
 
 def step(number):
-    (folder / "new").write_text(str(number))
-    (folder / "new").replace(folder / "step")
+    new = folder / f"new{index}"  # Of each worker: several may write at once.
+    new.write_text(str(number))
+    new.replace(folder / "step")
 
 def wait_for(condition):
     while not condition():
