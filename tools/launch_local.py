@@ -99,7 +99,7 @@ def parse(arguments: list[str]) -> Options:
     parser.add_argument(
         "--grace",
         type=float,
-        default=5.0,
+        default=30.0,
         help="seconds from SIGTERM to SIGKILL when workers are stopped (default: %(default)g)",
     )
     parser.add_argument(

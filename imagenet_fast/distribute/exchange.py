@@ -1,4 +1,4 @@
-"""Exchange of texts and barriers across worker processes.
+"""Exchange of texts, questions and barriers across worker processes.
 
 Texts go through TensorFlow's coordination service, a key-value store in the first worker (the
 chief). All workers must make the same calls in the same order.
@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 from tensorflow.python.eager import context
@@ -84,6 +84,26 @@ def text_of_chief(strategy: tf.distribute.Strategy, text: str) -> str:
 def wait_for_all(strategy: tf.distribute.Strategy) -> None:
     """Returns when all workers have called it (a barrier); errors as in :func:`texts_of_all`."""
     texts_of_all(strategy, "")
+
+
+def any_worker(strategy: tf.distribute.Strategy) -> Callable[[bool], bool]:
+    """Returns a function that says in all workers whether one of them called it with True.
+
+    That is one all-reduce: with texts, the chief would ask the service for each worker's.
+    """
+    if workers_of(strategy) is None:
+        return bool
+
+    @tf.function(autograph=False)
+    def total(asked: tf.Tensor) -> tf.Tensor:
+        def of_replica() -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            # The copy is on the replica's device, which the all-reduce asks for.
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(asked))
+
+        return strategy.experimental_local_results(strategy.run(of_replica))[0]
+
+    return lambda asked: bool(total(tf.constant(float(asked))) > 0)
 
 
 def _tasks(strategy: tf.distribute.Strategy) -> tuple[list[str], int]:

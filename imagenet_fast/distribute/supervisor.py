@@ -42,13 +42,13 @@ class Patience:
       wait: how long to wait for workers that are not there before a start without them.
       beat: between two looks at the others.
       lost_after: after which a worker that has not given a beat is lost.
-      end: after which a training process that ignores SIGTERM, as in a collective, is killed.
+      end: after which a training process that SIGTERM does not end, as in a collective, is killed.
     """
 
     wait: float
     beat: float = 2.0
     lost_after: float = 60.0
-    end: float = 10.0
+    end: float = 25.0
 
 
 class Supervisor:
@@ -201,7 +201,8 @@ class Supervisor:
         if start is None:
             return None
         if self._training is not None and (start.over or not _same(start, self._trains)):
-            self._end_training(signal.SIGTERM)
+            # After SIGTERM all workers save a checkpoint together, unless one is lost.
+            self._end_training(signal.SIGKILL if start.over == "lost" else signal.SIGTERM)
             return None
         if start.status is not None:
             return start.status

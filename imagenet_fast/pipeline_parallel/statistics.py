@@ -91,7 +91,7 @@ def _observed(
     norm: keras.layers.BatchNormalization, place: int, moments: dict[int, Moments]
 ) -> Iterator[None]:
     """Like :func:`observed` for one layer, whose ``call`` it replaces."""
-    if norm.renorm:
+    if getattr(norm, "renorm", False):  # Keras 3.12 lacks it
         raise UserError(
             f"batch norm {norm.name!r} has renorm=True, whose statistics a pipeline cannot update "
             "once per batch: leave it out"

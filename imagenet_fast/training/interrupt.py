@@ -29,18 +29,22 @@ class Interrupt:
     """Notes Ctrl-C and SIGTERM, so that a run can save a checkpoint and end.
 
     Args:
-      noted: whether to; otherwise these signals do what they usually do.
+      any_worker: returns in all workers, which call it together, whether one of them called it with
+        True; by default, of a run of one process.
       seconds: after SIGTERM, within which the run must end.
 
     Attributes:
-      signal: the one that came; None: none.
+      signal: the one that came to this process; None: none.
       waits: whether a signal waits for the run to end; while a program is compiled, it does not.
     """
 
-    def __init__(self, *, noted: bool = True, seconds: float = _SECONDS) -> None:
+    def __init__(
+        self, any_worker: Callable[[bool], bool] = bool, *, seconds: float = _SECONDS
+    ) -> None:
         self.signal: signal.Signals | None = None
         self.waits = False
-        self._noted, self._seconds = noted, seconds
+        self._any_worker, self._seconds = any_worker, seconds
+        self._agreed = False
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -55,7 +59,7 @@ class Interrupt:
             number: usual for number, usual in _USUAL.items() if signal.getsignal(number) is usual
         }
         main = threading.current_thread() is threading.main_thread()
-        if not (self._noted and own and main):
+        if not (own and main):
             yield
             return
 
@@ -96,17 +100,29 @@ class Interrupt:
                 signal.signal(number, note)
             yield
 
+    def came(self) -> bool:
+        """Returns whether a signal came: here or, as all workers must ask together, in any."""
+        if not self._agreed:
+            self._agreed = self._any_worker(self.signal is not None)
+            if self._agreed and self.signal is None:
+                tqdm.write(
+                    "another worker got a signal: the run saves a checkpoint and ends",
+                    file=sys.stderr,
+                )
+        return self._agreed
+
     def end(self) -> None:
-        """Ends the process if a signal was noted, as that would have.
+        """Ends the process if a signal came, as that would have; asks as :meth:`came` does.
 
         Raises:
           KeyboardInterrupt: after Ctrl-C.
-          SystemExit: after SIGTERM.
+          SystemExit: after SIGTERM, and after any signal that another worker got.
         """
+        if not self.came():
+            return
         if self.signal is signal.SIGINT:
             raise KeyboardInterrupt
-        if self.signal is signal.SIGTERM:
-            raise SystemExit(128 + signal.SIGTERM)
+        raise SystemExit(128 + signal.SIGTERM)
 
     def _watch(self, pipe: int, own: frozenset[int], before: int) -> None:
         """Says what a signal does, and ends the process if the run does not.

@@ -14,8 +14,8 @@ from imagenet_fast.base.notices import say
 from imagenet_fast.config import Config, run_in
 from imagenet_fast.data.dataset import distributed_dataset
 from imagenet_fast.distribute.consistency import check_same_options
+from imagenet_fast.distribute.exchange import any_worker
 from imagenet_fast.distribute.strategy import check_gpus_are_used
-from imagenet_fast.distribute.workers import workers_of
 from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.training.build.network import set_named_batch_norms
@@ -90,8 +90,8 @@ def train(
     Raises:
       UserError: if an option, the data or the hardware cannot be used, a shard becomes unreadable,
         training diverges, or another worker stops.
-      KeyboardInterrupt: after Ctrl-C, of a single process with a checkpoint of the last step.
-      SystemExit: after SIGTERM, also with a checkpoint.
+      KeyboardInterrupt: after Ctrl-C, with a checkpoint of the last step.
+      SystemExit: after SIGTERM, or a signal to another worker, also with a checkpoint.
     """
     if not config.model_dir:
         raise UserError("no directory for the results: give --model_dir")
@@ -183,8 +183,7 @@ class _Training:
             **start.sums,
         )
         self._resumes_between_evaluations = bool(start.sums)
-        # Of several workers, each would save after another step.
-        self.interrupt = Interrupt(noted=workers_of(run.strategy) is None)
+        self.interrupt = Interrupt(any_worker(run.strategy))
 
     def train(self) -> dict[str, Any]:
         """Trains to the end and returns the summary."""
@@ -263,10 +262,10 @@ class _Training:
                     logger.after_epoch()
                 stops = bool(self._reason_to_stop())
             # As late as can be: what follows may be a program that compiles, or an evaluation.
-            stops = stops or self.interrupt.signal is not None
+            stops = stops or self.interrupt.came()
             if saves or stops:
                 self._save(step, {} if epoch_ends else recorder.sums())
-                stops = stops or self.interrupt.signal is not None
+                stops = stops or self.interrupt.came()
         self.interrupt.end()
         for logger in self.loggers:
             logger.after_training()

@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM while a run trains."""
 
+import json
 import os
 import pathlib
 import resource
@@ -13,6 +14,7 @@ import keras
 import numpy as np
 import pytest
 from forking import ROOT
+from interrupt_job import Ask
 from model_weights import weights_in
 from small_network import small_network
 
@@ -24,6 +26,7 @@ from imagenet_fast.training.checkpoints.model_dir import (
 )
 from imagenet_fast.training.interrupt import Interrupt
 from imagenet_fast.training.logs.metrics_file import read_rows
+from imagenet_fast.training.segments import read_segments
 
 OPTIONS = {
     "image_size": 8,
@@ -41,25 +44,6 @@ OPTIONS = {
     "tensorboard": False,
     "examine": False,
 }
-
-
-class Ask(keras.callbacks.Callback):
-    """Sends a signal to this process in the batch, or the evaluation, of the given number."""
-
-    def __init__(self, number, *, batch=-1, evaluation=-1):
-        super().__init__()
-        self.number, self.batch, self.evaluation = number, batch, evaluation
-        self.batches = self.evaluations = 0
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.batches += 1
-        if self.batches == self.batch:
-            signal.raise_signal(self.number)
-
-    def on_test_begin(self, logs=None):
-        self.evaluations += 1
-        if self.evaluations == self.evaluation:
-            signal.raise_signal(self.number)
 
 
 @pytest.fixture(autouse=True)
@@ -150,12 +134,37 @@ def test_a_second_ctrl_c_ends_at_once():
         pytest.fail("still there")
 
 
-def test_workers_and_other_threads_are_left_alone():
+@pytest.mark.slow
+def test_workers_save_and_end_together_whichever_gets_the_signal(digits, tmp_path, run_python):
+    options = {**OPTIONS, "data_dir": digits, "strategy": "multi_worker"}
+    job = pathlib.Path(__file__).with_name("interrupt_job.py")
+    finished = run_python([job, json.dumps(options), tmp_path], workers=2)
+    ends = sorted(
+        line.partition("|")[2] for line in finished.stdout.splitlines() if "ends|" in line
+    )
+    # The other worker ends as after SIGTERM.
+    stopped = "SystemExit(143)"
+    assert ends == [f"{stopped}|KeyboardInterrupt()|done", f"{stopped}|{stopped}|done"]
+    assert finished.stderr.count("another worker got a signal: the run saves a checkpoint") == 2
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    # After calls of 1, 2 and 2 steps, then 1 and 2, then to the end.
+    steps = [segment["step"] for segment in read_segments(str(run))]
+    assert steps == [0, 5, 8]
+    expected, found = weights_in(whole), weights_in(run)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        # Each checkpoint averages batch norm's statistics over the replicas.
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
+    for row, same in zip(rows_of(run), rows_of(whole), strict=True):
+        kinds = row.pop("kind"), same.pop("kind")
+        assert kinds[0] == kinds[1]
+        assert row == pytest.approx(same, rel=1e-5)
+
+
+def test_other_threads_are_left_alone():
     def handler():
         return signal.getsignal(signal.SIGTERM)
 
-    with Interrupt(noted=False).noted():
-        assert handler() is signal.SIG_DFL
     found = []
 
     def other():

@@ -7,7 +7,6 @@ now with its activations, right before its gradients. A step takes about one mor
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -205,12 +204,12 @@ def _segments(blocks: Blocks) -> list[Blocks]:
         passed.append(sum(_bytes(tensor) if known else 1 for tensor in block.outputs))
 
     def memory(ends: list[int]) -> int:
-        largest = max(sum(inside[begin:end]) for begin, end in itertools.pairwise([0, *ends]))
+        largest = max(sum(inside[begin:end]) for begin, end in zip([0, *ends], ends))
         return largest + sum(passed[end - 1] for end in ends[:-1])
 
     packed = (_ends(inside, sum(inside) / count) for count in range(1, len(blocks) + 1))
     best = min(packed, key=memory)
-    return [blocks[begin:end] for begin, end in itertools.pairwise([0, *best])]
+    return [blocks[begin:end] for begin, end in zip([0, *best], best)]
 
 
 def _ends(sizes: Sequence[int], limit: float) -> list[int]:
