@@ -30,7 +30,7 @@ def check_keras() -> None:
     """
     import tensorflow as tf
 
-    new = _minor(tf.__version__) >= _NEEDS_KERAS_3
+    new = major_minor(tf.__version__) >= _NEEDS_KERAS_3
     advice = "'keras>=" + ".".join(map(str, _OLDEST)) + "'" if new else "'keras==2.15.*'"
     try:
         import keras
@@ -41,7 +41,7 @@ def check_keras() -> None:
             f"Keras cannot be imported with TensorFlow {tf.__version__}: {first_line(error)}; "
             f"pip install {advice}"
         ) from error
-    version = _minor(keras.__version__)
+    version = major_minor(keras.__version__)
     if version < _OLDEST if new else version >= (3, 0):
         raise UserError(
             f"Keras {keras.__version__} is not for TensorFlow {tf.__version__}; "
@@ -70,6 +70,6 @@ def _require_tensorflow(backend: str) -> None:
         )
 
 
-def _minor(version: str) -> tuple[int, ...]:
+def major_minor(version: str) -> tuple[int, ...]:
     """Returns the first two numbers of a version."""
     return tuple(map(int, version.split(".")[:2]))

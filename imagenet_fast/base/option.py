@@ -315,9 +315,9 @@ def parse(name: str, kind: Any, text: str) -> Any:
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
     if kind is bool:
-        if text.lower() not in ("true", "false", "1", "0"):
+        if text.lower() not in ("true", "false", "t", "f", "1", "0"):
             raise UserError(f"{name} is {text!r}, but must be {_TYPE_TEXTS[bool]}")
-        return text.lower() in ("true", "1")
+        return text.lower() in ("true", "t", "1")
     try:
         value = kind(text)
     except ValueError:

@@ -148,15 +148,6 @@ class BucketPath(pathlib.PurePosixPath):
         """Returns the file's content as text."""
         return self.read_bytes().decode(encoding)
 
-    def write_bytes(self, data: bytes) -> int:
-        """Replaces the file's content."""
-        with self.open("wb") as file:
-            return file.write(data)
-
-    def write_text(self, data: str, encoding: str = "utf-8") -> int:
-        """Replaces the file's content."""
-        return self.write_bytes(data.encode(encoding))
-
     def replace(self, target: str | os.PathLike[str]) -> Path:
         """Renames a file, or a folder file by file, and returns the new path."""
         with _explained(self) as gfile:

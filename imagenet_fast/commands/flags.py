@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-import math
-import re
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from absl import flags
 
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.base.former_names import RENAMED_FLAGS, advice, with_todays_names
 from imagenet_fast.base.notices import warn_once
-from imagenet_fast.base.option import option_text
+from imagenet_fast.base.option import option_text, parse
 from imagenet_fast.commands import COMMANDS
 from imagenet_fast.config import Config, option_names, option_type, parse_option
 from imagenet_fast.flagfiles import read_flagfile, resolve
 
 _HELP_WIDTH = 96
-# Absl's message for a value that int or float refuses.
-_NO_NUMBER = re.compile(
-    r"--(?P<name>\w+)=(?P<value>.*): "
-    r"(?:invalid literal for (?P<int>int)|could not convert string to (?P<float>float))"
-)
 
 
 class CommandFlags:
@@ -64,13 +58,16 @@ class CommandFlags:
     def define(self, name: str, default: str | float | bool, text: str) -> None:
         """Defines a flag of the command, with the type of its default."""
         self._groups.setdefault(self._command, []).append(name)
-        define: dict[type, Callable[..., Any]] = {
-            str: flags.DEFINE_string,
-            int: flags.DEFINE_integer,
-            float: flags.DEFINE_float,
-            bool: _define_boolean,
-        }
-        define[type(default)](name, default, text, flag_values=self._flags)
+        kind = type(default)
+
+        def read(value: str) -> Any:
+            try:
+                # Blanks at the ends of a text, as of a separator, belong to it.
+                return value if kind is str else parse(name, kind, value)
+            except UserError as error:
+                raise UserError(f"{error}: {text}") from None
+
+        _define(name, kind, default, text, read, self._flags)
 
     def parse(self, arguments: Sequence[str], positional: str = "") -> list[str]:
         """Parses the arguments, including flagfiles, and returns the positional ones.
@@ -95,12 +92,9 @@ class CommandFlags:
         except (flags.Error, ValueError) as error:
             # A value that Config refuses; otherwise absl's message, as for --noxla=true.
             reason = error.__context__ if isinstance(error.__context__, UserError) else error
-            raise UserError(self._explained(str(reason).removeprefix("flag "))) from None
+            raise UserError(str(reason).removeprefix("flag ")) from None
         if rest and not positional:
             raise UserError(f"unexpected argument {rest[0]!r}: options are written --name=value")
-        for name in self.own_names():
-            if isinstance(self[name], float) and not math.isfinite(self[name]):
-                raise UserError(f"{name} is {self[name]}, but must be a finite number")
         return rest
 
     def _read_flagfiles(self, arguments: Sequence[str]) -> list[str]:
@@ -128,14 +122,6 @@ class CommandFlags:
                         "--flagfile"
                     )
         return others
-
-    def _explained(self, reason: str) -> str:
-        """Replaces Python's words for a value that is no number, in absl's message."""
-        found = _NO_NUMBER.match(reason)
-        if not found:
-            return reason
-        name, kind = found["name"], "a whole number" if found["int"] else "a number"
-        return f"{name} is {found['value']!r}, but must be {kind}: {self._flags[name].help}"
 
     def _unknown(self, name: str) -> str:
         """Returns the message for a flag that does not exist."""
@@ -219,57 +205,35 @@ class CommandFlags:
         return flag.help + (f" (default: {default})" if default else "")
 
 
-class _OptionParser(flags.ArgumentParser):
-    """Parses a flag as Config parses its option."""
+class _Parser(flags.ArgumentParser):
+    """Reads a flag's text by a function, which may raise UserError."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, read: Callable[[str], Any]) -> None:
         super().__init__()
-        self._name = name
+        self._read = read
 
     def parse(self, argument: Any) -> Any:
-        return parse_option(self._name, argument) if isinstance(argument, str) else argument
-
-    def flag_type(self) -> str:
-        return str(option_type(self._name))
+        return self._read(argument) if isinstance(argument, str) else argument
 
 
-class _BooleanParser(flags.BooleanParser):
-    """Parses true, false, t, f, 1 and 0, as absl does."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
-
-    def parse(self, argument: Any) -> bool:
-        try:
-            return super().parse(argument)
-        except ValueError:
-            reason = f"{self._name} is {argument!r}, but must be true or false"
-            raise UserError(reason) from None
-
-
-class _OptionSerializer(flags.ArgumentSerializer):
-    def serialize(self, value: Any) -> str:
-        return option_text(value)
-
-
-def _define_boolean(name: str, default: bool, text: str, flag_values: flags.FlagValues) -> None:
-    flags.DEFINE_boolean(name, default, text, flag_values=flag_values)
-    flag_values[name].parser = _BooleanParser(name)
+def _define(
+    name: str,
+    kind: Any,
+    default: Any,
+    text: str,
+    read: Callable[[str], Any],
+    values: flags.FlagValues,
+) -> None:
+    if kind is bool:  # --name and --noname, too
+        flags.DEFINE_boolean(name, default, text, flag_values=values)
+        values[name].parser = _Parser(read)
+    else:
+        flags.DEFINE(_Parser(read), name, default, text, flag_values=values)
 
 
 def _define_option(field: dataclasses.Field, values: flags.FlagValues) -> None:
-    text, default = field.metadata["help"], cast(Any, field.default)
+    name, text = field.name, field.metadata["help"]
     if field.metadata["choices"] and ": " not in text:
         text = f"{text}: {', '.join(field.metadata['choices'])}"
-    if option_type(field.name) is bool:
-        _define_boolean(field.name, default, text, flag_values=values)
-        return
-    flags.DEFINE(
-        _OptionParser(field.name),
-        field.name,
-        default,
-        text,
-        flag_values=values,
-        serializer=_OptionSerializer(),
-    )
+    read = functools.partial(parse_option, name)
+    _define(name, option_type(name), field.default, text, read, values)

@@ -8,6 +8,7 @@ from typing import Any
 
 from imagenet_fast.base.errors import UserError, nearest, require_choice
 from imagenet_fast.base.files import write_results
+from imagenet_fast.base.option import parse
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names, parse_option
@@ -109,7 +110,7 @@ def _run(arguments: list[str]) -> None:
     for value in values or (None,):
         changed, on = config, dict(hardware)
         if value is not None and name in hardware:
-            on[name] = _like(hardware[name], name, value)
+            on[name] = parse(name, type(hardware[name]), value)
         elif value is not None:
             changed = config.replace(**{name: parse_option(name, value)})
         chips = Hardware(**on, conditions=conditions)
@@ -127,18 +128,6 @@ def _write(plan: Any, directory: str | os.PathLike[str]) -> None:
     """Writes a plan's files, if there is a directory, and prints their paths."""
     if directory:
         print(*write_results(directory, plan.files()), sep="\n")
-
-
-def _like(example: str | float, name: str, value: str) -> str | float:
-    """Returns a value converted to the type of ``example``.
-
-    Raises:
-      UserError: if that is impossible.
-    """
-    try:
-        return type(example)(value)
-    except ValueError:
-        raise UserError(f"compare: {name}={value} is not a number") from None
 
 
 def _compared(text: str) -> tuple[str, list[str]]:

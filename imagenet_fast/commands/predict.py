@@ -9,8 +9,12 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import say
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.distribute.quiet import import_tensorflow
-from imagenet_fast.serving.answer_files import output_path, write_answers, write_file_of_answers
-from imagenet_fast.serving.arguments import check_arguments
+from imagenet_fast.serving.answer_files import (
+    check_arguments,
+    output_path,
+    write_answers,
+    write_file_of_answers,
+)
 
 
 def main(arguments: list[str]) -> int:

@@ -174,15 +174,6 @@ class Cluster:
             )
         return cls(workers, index, tasks_share_gpus=True)
 
-    def to_tf_config(self) -> str:
-        """Returns the ``TF_CONFIG`` of this process."""
-        return json.dumps(
-            {
-                "cluster": {"worker": list(self.workers)},
-                "task": {"type": "worker", "index": self.index},
-            }
-        )
-
 
 def place_of(resolver: Any) -> tuple[int, int]:
     """Returns the number of worker processes of a resolver, and the index of this one.

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.keras_check import major_minor
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.distribute import cuda
 from imagenet_fast.distribute.gpus import cpu_is_requested, installed_gpus
@@ -83,7 +84,7 @@ def _driver(build: cuda.Build) -> Finding:
 
 def _cudnn(loaded: list[cuda.Library]) -> list[Finding]:
     """Returns a finding if cuDNN is too old."""
-    if _numbers(tf.__version__)[:2] < _FIRST_WITH_FLOOR:
+    if major_minor(tf.__version__) < _FIRST_WITH_FLOOR:
         return []
     floor = ".".join(map(str, _CUDNN_FLOOR))
     return [
@@ -96,20 +97,9 @@ def _cudnn(loaded: list[cuda.Library]) -> list[Finding]:
             version=library.version,
         )
         for library in loaded
-        if library.name.startswith("libcudnn.") and _numbers(library.version) < _CUDNN_FLOOR
+        if library.name.startswith("libcudnn.") and major_minor(library.version) < _CUDNN_FLOOR
     ]
 
 
 def _short(name: str) -> str:
     return name.partition(".")[0].removeprefix("lib")
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Returns a version's numbers, such as (2, 21, 0), without a suffix such as rc0."""
-    numbers = []
-    for part in version.split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        numbers.append(int(digits))
-    return tuple(numbers)

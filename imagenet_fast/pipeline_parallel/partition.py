@@ -20,32 +20,6 @@ from imagenet_fast.base.errors import UserError
 OfStage = Callable[[int, int, int], float]
 
 
-def partition(
-    costs: Sequence[float],
-    stages: int,
-    *,
-    memory: OfStage | None = None,
-    limit: float = math.inf,
-) -> list[int]:
-    """Returns :func:`partition_by` the sum of the costs of each stage's blocks.
-
-    Args:
-      costs: cost of each block, such as the time of its forward and backward pass; not negative.
-      stages: as of ``partition_by``.
-      memory: as of ``partition_by``.
-      limit: as of ``partition_by``.
-
-    Raises:
-      UserError: as ``partition_by``.
-    """
-    before = [0.0, *itertools.accumulate(costs)]
-
-    def cost(stage: int, first: int, end: int) -> float:
-        return before[end] - before[first]
-
-    return partition_by(cost, len(costs), stages, memory=memory, limit=limit)
-
-
 def partition_by(
     cost: OfStage,
     blocks: int,
@@ -144,7 +118,8 @@ def bounds(balance: Sequence[int] | None, blocks: int, stages: int) -> list[tupl
       UserError: if the blocks cannot be split like that.
     """
     check_stages(blocks, stages)
-    balance = partition([1.0] * blocks, stages) if balance is None else balance
+    if balance is None:
+        balance = partition_by(lambda stage, first, end: float(end - first), blocks, stages)
     if not _are_integers(balance):
         raise UserError(
             f"balance is {balance!r}, but must be a list of the number of blocks of each stage, "

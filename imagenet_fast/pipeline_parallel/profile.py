@@ -16,7 +16,6 @@ from tqdm import tqdm
 from imagenet_fast.base.keras_2 import layers_in, tensorflow_variables
 from imagenet_fast.layers.micro_batch import micro_batch
 from imagenet_fast.layers.seeds import draw_by_replica
-from imagenet_fast.models.block_sizes import block_kind
 from imagenet_fast.models.graph import is_functional
 from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.pipeline_parallel.flops import flops
@@ -112,6 +111,33 @@ def _each(
         counted, specs = known[kind]
         costs.append(counted._replace(name=block.name))
     return costs
+
+
+def block_kind(block: keras.layers.Layer, inputs: Any) -> tuple[Any, ...]:
+    """Returns a key that is equal for blocks with equal inputs that differ in weights and names."""
+    config = block.get_config()
+    names: dict[str, str] = {}
+    _collect_names(config, names)
+    return type(block), repr(_renamed(config, names)), repr(inputs)
+
+
+def _collect_names(config: Any, names: dict[str, str]) -> None:
+    """Numbers the names of a layer and its sublayers."""
+    if isinstance(config, dict):
+        if isinstance(config.get("name"), str):
+            names.setdefault(config["name"], f"layer {len(names)}")
+        config = list(config.values())
+    if isinstance(config, (list, tuple)):
+        for value in config:
+            _collect_names(value, names)
+
+
+def _renamed(config: Any, names: dict[str, str]) -> Any:
+    if isinstance(config, dict):
+        return {key: _renamed(value, names) for key, value in config.items()}
+    if isinstance(config, (list, tuple)):
+        return type(config)(_renamed(value, names) for value in config)
+    return names.get(config, config) if isinstance(config, str) else config
 
 
 def _count(

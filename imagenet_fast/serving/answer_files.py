@@ -6,7 +6,7 @@ import csv
 import io
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 from imagenet_fast.base.errors import UserError
@@ -15,6 +15,22 @@ from imagenet_fast.base.paths import Path
 
 _FORMATS = {".csv": "csv", ".jsonl": "json"}
 Answers = Iterable[dict[str, Any]]
+
+
+def check_arguments(directory: str, paths: Sequence[str]) -> None:
+    """Checks that a SavedModel and images are named.
+
+    Args:
+      directory: of the SavedModel.
+      paths: of the images.
+
+    Raises:
+      UserError: if one is missing.
+    """
+    if not paths:
+        raise UserError("no images: name image files or folders")
+    if not directory:
+        raise UserError("no model: give --saved_model, a directory that `export` wrote")
 
 
 def output_path(path: str) -> Path:

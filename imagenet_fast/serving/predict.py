@@ -24,7 +24,7 @@ from imagenet_fast.data.images import (
 from imagenet_fast.data.preparation import Preparation
 from imagenet_fast.data.prepare.sources.files import IMAGE_SUFFIXES, MAX_IMAGE
 from imagenet_fast.data.prepare.sources.folders import images_in
-from imagenet_fast.serving.arguments import check_arguments
+from imagenet_fast.serving.answer_files import check_arguments
 
 _NO_IMAGES = "a folder without images"
 _OUTPUTS = {

@@ -363,7 +363,7 @@ def test_runs_beside_each_other(capsys, tmp_path):
         (["--accelerator=tpu-v33"], "accelerator='tpu-v33' does not exist; did you mean 'tpu-v3'"),
         (["--chips=2000"], "chips is 2,000, but must be at least 1 and, of TPU v3, at most 1,024"),
         (["--compare=chip=1"], "compare: there is no flag 'chip'; did you mean 'chips'"),
-        (["--compare=chips=1,two"], "compare: chips=two is not a number"),
+        (["--compare=chips=1,two"], "chips is 'two', but must be a whole number"),
         (
             ["--chips=7"],
             "chips is 7, but the number of chips of a slice of TPU v3 is a power of two",
@@ -374,7 +374,7 @@ def test_runs_beside_each_other(capsys, tmp_path):
         (["--failure_hours=-1"], "failure_hours is -1, but must not be negative"),
         (["--slow_factor=0.5"], "slow_factor is 0.5, but must be between 1 and 1000"),
         (["--jitter=50"], "jitter is 50, but must be between 0 and 1"),
-        (["--jitter=nan"], "jitter is nan, but must be a finite number"),
+        (["--jitter=nan"], "jitter is nan, but must be finite"),
         (["--compare=chips"], "give values, as in --compare=chips=1,2"),
         (["--jitter=-1"], "jitter is -1, but must be between 0 and 1"),
     ],

@@ -16,9 +16,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
+from tf_configs import tf_config_of
 
 from imagenet_fast.distribute import all_reduce, connect, group_sum, workers
-from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.distribute.groups import group_key
 from imagenet_fast.layers import GroupedBatchNormalization, PixelNormalization
@@ -42,7 +42,7 @@ def strategy_on_gpus():
         module.collective_hint = lambda strategy: "nccl"
     strategy = CollectiveAllReduceStrategy._from_local_devices(names, options)
     # Not earlier: TensorFlow would start a server for it.
-    os.environ["TF_CONFIG"] = Cluster(("localhost:1",), 0).to_tf_config()
+    os.environ["TF_CONFIG"] = tf_config_of(("localhost:1",), 0)
     return strategy
 
 

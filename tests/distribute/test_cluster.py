@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from tf_configs import tf_config_of
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.cluster import TAKING_PART, Cluster, hosts_of
@@ -108,9 +109,10 @@ def test_invalid_tf_config(environment, message):
     assert message in str(caught.value)
 
 
-def test_tf_config_round_trip():
+def test_tf_config_of_a_worker():
     cluster = Cluster(("a:1", "b:2", "c:3"), 2)
-    assert Cluster.from_tf_config({"TF_CONFIG": cluster.to_tf_config()}) == cluster
+    environment = {"TF_CONFIG": tf_config_of(cluster.workers, cluster.index)}
+    assert Cluster.from_tf_config(environment) == cluster
 
 
 # --- Slurm
@@ -235,7 +237,7 @@ def test_tf_config_has_priority_over_slurm():
 
 
 def test_os_environ_is_the_default(monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", Cluster(("a:1", "b:1"), 1).to_tf_config())
+    monkeypatch.setenv("TF_CONFIG", tf_config_of(("a:1", "b:1"), 1))
     assert Cluster.from_environment() == Cluster(("a:1", "b:1"), 1)
 
 

@@ -6,6 +6,7 @@ import types
 import pytest
 import tensorflow as tf
 from patched_devices import FakeGpus
+from tf_configs import tf_config_of
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute import devices
@@ -107,7 +108,7 @@ def strategy_of(kind, names, implementation="AUTO", replicas=None):
 def test_run_devices(monkeypatch, strategy, gpus, text):
     FakeGpus(monkeypatch, gpus)
     monkeypatch.setattr(devices, "cpu_name", lambda: "EPYC")
-    monkeypatch.setenv("TF_CONFIG", Cluster(("a:1", "b:1"), 1).to_tf_config())
+    monkeypatch.setenv("TF_CONFIG", tf_config_of(("a:1", "b:1"), 1))
     kind = "GPU" if gpus else "CPU"
     names = [f"/job:worker/task:1/device:{kind}:{number}" for number in range(max(gpus, 1))]
     workers = 2 if strategy is tf.distribute.MultiWorkerMirroredStrategy else 1

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from patched_devices import FakeGpus, RecordedStrategy, local_devices
 from server_processes import other_address
+from tf_configs import tf_config_of
 
 from imagenet_fast.base.errors import NotNeeded, UserError
 from imagenet_fast.config import Config
@@ -133,7 +134,7 @@ def patched(no_cluster, monkeypatch):
 
 
 def tf_config(workers, index):
-    return {"TF_CONFIG": Cluster(workers, index).to_tf_config()}
+    return {"TF_CONFIG": tf_config_of(workers, index)}
 
 
 def slurm(workers, index):
@@ -162,7 +163,7 @@ def test_workers_have_the_devices_of_tensorflows_own_resolver(
     if source is slurm and count == 1:
         pytest.skip("one task of Slurm's is no cluster")
     made, _ = patched(gpus, source(workers, index))
-    monkeypatch.setenv("TF_CONFIG", Cluster(workers, index).to_tf_config())
+    monkeypatch.setenv("TF_CONFIG", tf_config_of(workers, index))
     theirs = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     assert made.devices == local_devices(theirs)
     assert len(made.devices) == max(gpus, 1)
@@ -399,7 +400,7 @@ def test_variables_of_a_tpu_vm_ask_for_the_tpu(no_cluster, monkeypatch, variable
 
 
 def test_a_separate_pipeline_in_a_job(no_cluster, monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", Cluster(("a:1", "b:1"), 1).to_tf_config())
+    monkeypatch.setenv("TF_CONFIG", tf_config_of(("a:1", "b:1"), 1))
     strategy = make_strategy(Config(strategy="one_device", pipeline_stages=2))
     assert strategy.num_replicas_in_sync == 1
     assert is_chief(strategy)

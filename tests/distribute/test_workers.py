@@ -4,6 +4,7 @@ import types
 
 import pytest
 import tensorflow as tf
+from tf_configs import tf_config_of
 
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
@@ -18,7 +19,7 @@ def test_place_and_chief(monkeypatch):
         resolver = cluster_resolver(Cluster(("a:1", "b:1"), index), gpus=0)
         workers._extended = types.SimpleNamespace(_cluster_resolver=resolver)
         # Some of the job's processes may not take part.
-        monkeypatch.setenv("TF_CONFIG", Cluster(("a:1", "b:1", "c:1"), index).to_tf_config())
+        monkeypatch.setenv("TF_CONFIG", tf_config_of(("a:1", "b:1", "c:1"), index))
         assert worker_place(workers) == (2, index)
         assert is_chief(workers) == chief
         # One that trains by itself is, whatever job it was started in.

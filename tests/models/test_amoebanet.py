@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from block_sizes import block_sizes
 from numpy_amoebanet import AmoebaNet
 
 from imagenet_fast.base.errors import UserError
@@ -21,7 +22,6 @@ from imagenet_fast.models.amoebanet import (
     amoebanet,
     amoebanet_blocks,
 )
-from imagenet_fast.models.block_sizes import block_sizes
 
 IMAGENET = (224, 224, 3)
 NORM = {"momentum": 0.9, "epsilon": 1e-5, "group_size": 1, "ghost_batch_size": 0}

@@ -13,7 +13,7 @@ from imagenet_fast.models.amoebanet import amoebanet_blocks
 from imagenet_fast.models.blocks import cut
 from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.pipeline_parallel import profile
-from imagenet_fast.pipeline_parallel.profile import estimate, measure
+from imagenet_fast.pipeline_parallel.profile import block_kind, estimate, measure
 from imagenet_fast.pipeline_parallel.programs import Programs
 from imagenet_fast.pipeline_parallel.simulation import BlockCost
 from imagenet_fast.pipeline_parallel.stage import Stage
@@ -199,3 +199,18 @@ def test_measured():
     # Weights are freed again.
     assert alive
     assert [own() for own in alive] == [None] * len(alive)
+
+
+def test_names_do_not_make_another_kind():
+    def network(*names, filters=4):
+        first, second, third = names
+        x = images = keras.Input((8, 8, 3), name=first)
+        x = keras.layers.Conv2D(filters, 3, name=second)(x)
+        return keras.Model(images, keras.layers.Activation("relu", name=third)(x))
+
+    specs = tf.TensorSpec((None, 8, 8, 3))
+    kind = block_kind(network("a", "b", "c"), specs)
+    assert block_kind(network("x", "relu", "z"), specs) != kind  # a name that says more
+    assert block_kind(network("x", "y", "z"), specs) == kind
+    assert block_kind(network("a", "b", "c", filters=5), specs) != kind
+    assert block_kind(network("a", "b", "c"), tf.TensorSpec((2, 8, 8, 3))) != kind

@@ -46,8 +46,6 @@ _FEW_SKIPPED = 12
 _LARGE = 96, 78
 _SMALL = 44, 66
 
-_COLORS = {"train": "train", "validation": "validation", "test": "speed"}
-
 
 def write_page(directory: str, progress: bool = True) -> FoundDuplicates:
     """Writes ``data.html`` and ``duplicates.jsonl`` beside the shards of a prepared data set.

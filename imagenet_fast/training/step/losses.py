@@ -85,10 +85,10 @@ def image_losses(
             return _sigmoid_loss(logits, targets, focus or Focus(), class_weights)
         if loss == "cross_entropy":
             losses = _cross_entropy(logits, labels, label_smoothing)
-        elif loss == "binary_cross_entropy":
-            losses = _binary_cross_entropy(logits, labels, label_smoothing)
         else:
-            targets = _one_hot(logits, labels, label_smoothing)
+            classes = logits.shape[-1]
+            targets = tf.one_hot(tf.maximum(labels, 0), classes)
+            targets = (1 - label_smoothing) * targets + label_smoothing / classes
             losses = _sigmoid_loss(logits, targets, focus or Focus())
         if class_weights is None:
             return losses
@@ -134,23 +134,6 @@ def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float)
     # The cross-entropy against (1 - s) * one-hot + s / classes.
     uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
     return (1 - label_smoothing) * losses + label_smoothing * uniform
-
-
-def _binary_cross_entropy(
-    logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float
-) -> tf.Tensor:
-    targets = _one_hot(logits, labels, label_smoothing)
-    # Class by class: a sum of all softplus(z), less the label's z, would lose the digits of a small
-    # loss.
-    return tf.reduce_sum(
-        tf.nn.sigmoid_cross_entropy_with_logits(labels=targets, logits=logits), axis=-1
-    )
-
-
-def _one_hot(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float) -> tf.Tensor:
-    classes = logits.shape[-1]
-    targets = tf.one_hot(tf.maximum(labels, 0), classes)
-    return (1 - label_smoothing) * targets + label_smoothing / classes
 
 
 def _sigmoid_loss(
