@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.data.bad_images import describe
 from imagenet_fast.optimizers.slots import unwrapped
 from imagenet_fast.training.logs.clock import Clock
@@ -133,6 +134,7 @@ class Recorder:
                 f"than max_bad_images={config.max_bad_images}; `imagenet-fast prepare --verify` "
                 "finds damaged shards" + (f"; {listed}" if listed else "")
             )
+        self._check_loss_scale()
         timed = steps - self._untimed
         self._untimed = 0
         self._clock.advance(timed * config.batch_size)
@@ -148,6 +150,15 @@ class Recorder:
             **self._times(),
         }
         self._write(row)
+
+    def _check_loss_scale(self) -> None:
+        """Says if gradients overflow with no scale, too: then steps change no weight."""
+        scale = getattr(self._model.optimizer, "dynamic_scale", None)  # of Keras 3
+        if scale is not None and float(scale.numpy()) < 1:
+            warn_once(
+                "gradients overflow float16 even without a loss scale, and such steps leave the "
+                "weights as they are: train with --precision=mixed_bfloat16 or float32"
+            )
 
     def _where(self) -> Row:
         return {"step": self.step, "epoch": self.step / self._run.steps_per_epoch}

@@ -6,8 +6,10 @@ import types
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from imagenet_fast import Config, UserError
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.training.logs.clock import Clock
 from imagenet_fast.training.logs.evaluations import Evaluations
 from imagenet_fast.training.logs.logger import Logger
@@ -283,3 +285,29 @@ def test_an_incomplete_evaluation_is_a_bug(model):
     with pytest.raises(RuntimeError):
         check_evaluated({"examples": 9.0, "skipped": 0.0}, 10)
     check_evaluated({"examples": 9.0, "skipped": 1.0}, 10)
+
+
+class Overflow(keras.layers.Layer):
+    """Returns its inputs, whose gradients overflow."""
+
+    def call(self, inputs):
+        @tf.custom_gradient
+        def unchanged(inputs):
+            return tf.identity(inputs), lambda gradients: gradients * np.inf
+
+        return unchanged(inputs)
+
+
+@pytest.mark.parametrize(("layer", "said"), [(Overflow, 1), (keras.layers.Identity, 0)])
+def test_gradients_that_always_overflow_are_named_once(layer, said, capsys):
+    warn_once.cache_clear()
+    inputs = keras.Input((6,))
+    outputs = keras.layers.Dense(6, use_bias=False, kernel_initializer="identity")(inputs)
+    model = Classifier(inputs, layer()(outputs))
+    optimizer = keras.optimizers.SGD(0.0)
+    model.compile(keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=2))
+    recorder = run(model, make_data(9))
+    assert [row["step"] for row in recorder.rows] == [3, 6, 9]
+    assert capsys.readouterr().err.count("even without a loss scale") == said
+    # That is why.
+    assert int(optimizer.iterations) == (0 if said else 9)
