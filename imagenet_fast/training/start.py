@@ -22,18 +22,8 @@ from imagenet_fast.training.build.fusion_trials import load_fusion, save_fusion
 from imagenet_fast.training.build.model import build
 from imagenet_fast.training.build.schedule_change import change_of_schedule
 from imagenet_fast.training.checkpoints.checkpoint import Checkpoints, check_resumable
-from imagenet_fast.training.checkpoints.config_file import (
-    directory_of,
-    other_options,
-    stored_config,
-)
-from imagenet_fast.training.checkpoints.model_dir import (
-    CHECKPOINTS,
-    check_model_dir,
-    claim_model_dir,
-    latest_checkpoint,
-    lost_best,
-)
+from imagenet_fast.training.checkpoints.config_file import other_options
+from imagenet_fast.training.checkpoints.model_dir import check_model_dir, claim_model_dir, lost_best
 from imagenet_fast.training.first_line import (
     batch_norm_images,
     device_count,
@@ -102,18 +92,19 @@ def make_model(run: Run, custom: CustomModel | None) -> tuple[Classifier, list[s
     """
     config, info = run.config, run.info
     _check_against_data(run)
-    check_model_dir(config, info.labels)
-    check_resumable(config.model_dir)
-    changes = [change_of_schedule(run)]
+    earlier = check_model_dir(config, info.labels)
+    changes = []
+    if earlier:
+        check_resumable(config.model_dir)
+        changes.append(change_of_schedule(run, earlier))
     replicas = run.strategy.num_replicas_in_sync
     auto_fusion = config.fusion == "auto" and replicas > 1
     fusion = load_fusion(run.strategy, config.model_dir) if auto_fusion else None
-    restored = latest_checkpoint(directory_of(config.model_dir) / CHECKPOINTS) is not None
-    model = build(run, custom, fusion=fusion, restored=restored)
-    if restored:
+    model = build(run, custom, fusion=fusion, restored=earlier is not None)
+    if earlier:
         segments = read_segments(config.model_dir)
         last = segments[-1] if segments else None
-        earlier, here = stored_config(config.model_dir), segment_of(model, step=0)
+        here = segment_of(model, step=0)
         if config.accumulation_steps != earlier.accumulation_steps:
             _check_other_micro_batches(config, earlier, model)
         draws = bool(model.draws())

@@ -12,7 +12,7 @@ from imagenet_fast.base.option import option_text
 from imagenet_fast.config import Config
 from imagenet_fast.optimizers.muon import resets_of_norm
 from imagenet_fast.training.build.schedule import build_schedule
-from imagenet_fast.training.checkpoints.config_file import directory_of, stored_config
+from imagenet_fast.training.checkpoints.config_file import directory_of
 from imagenet_fast.training.checkpoints.model_dir import (
     CHECKPOINTS,
     SCHEDULE_OPTIONS,
@@ -22,26 +22,27 @@ from imagenet_fast.training.run import Run
 from imagenet_fast.training.schedule_steps import total_steps
 
 
-def change_of_schedule(run: Run) -> str:
+def change_of_schedule(run: Run, earlier: Config) -> str:
     """Checks that the steps of the run in ``model_dir`` would be the same with another schedule.
 
     The resumed run is then the run that would have started with that schedule.
 
+    Args:
+      run: as it resumes.
+      earlier: its configuration so far.
+
     Returns:
-      The change, to complete "resumes ..."; empty: there is no run, or its schedule is the same.
+      The change, to complete "resumes ..."; empty: its schedule is the same.
 
     Raises:
       UserError: if they would not, or if the schedule leaves nothing to train.
     """
     config = run.config
-    steps = checkpoint_steps(directory_of(config.model_dir) / CHECKPOINTS)
-    if not steps:
-        return ""
-    step, earlier = steps[-1], stored_config(config.model_dir)
     names = [name for name in config.differences(earlier) if name in SCHEDULE_OPTIONS]
     if not names:
         return ""
     directory, total = config.model_dir, run.total_steps
+    *_, step = checkpoint_steps(directory_of(directory) / CHECKPOINTS)
     change = ", ".join(
         f"{name}={option_text(getattr(config, name))!r} instead of "
         f"{option_text(getattr(earlier, name))!r}"

@@ -175,11 +175,14 @@ def _lock(directory: int) -> bool:
     return True
 
 
-def check_model_dir(config: Config, labels: Sequence[str]) -> None:
+def check_model_dir(config: Config, labels: Sequence[str]) -> Config | None:
     """Checks that ``model_dir`` holds no run or this configuration's; writes nothing.
 
     The schedule of a run that has a checkpoint may differ, and so may ``accumulation_steps``, which
     is to be checked when the network is built.
+
+    Returns:
+      The configuration of a run with a checkpoint, which resumes; None: there is none.
 
     Raises:
       UserError: if it holds a run with other options or classes, or cannot be used.
@@ -187,13 +190,14 @@ def check_model_dir(config: Config, labels: Sequence[str]) -> None:
     directory = directory_of(config.model_dir)
     with _write_errors(directory):
         exists = (directory / CONFIG_FILE).exists()
+    resumes = latest_checkpoint(directory / CHECKPOINTS) is not None
     if not exists:
-        if latest_checkpoint(directory / CHECKPOINTS):
+        if resumes:
             raise UserError(
                 f"{directory} holds checkpoints but no {CONFIG_FILE} that says from which run; "
                 "choose another --model_dir"
             )
-        return
+        return None
     earlier = stored_config(config.model_dir)
     _, missed = with_todays_options(read_json(directory / CONFIG_FILE, dict[str, Any]))
     if missed:
@@ -204,8 +208,7 @@ def check_model_dir(config: Config, labels: Sequence[str]) -> None:
     names = [
         name
         for name in config.differences(earlier, all_options=False)
-        if name not in (*SCHEDULE_OPTIONS, "accumulation_steps")
-        or not latest_checkpoint(directory / CHECKPOINTS)
+        if name not in (*SCHEDULE_OPTIONS, "accumulation_steps") or not resumes
         # Earlier versions did not record them.
         if name != "replicas" or earlier.replicas
     ]
@@ -217,6 +220,7 @@ def check_model_dir(config: Config, labels: Sequence[str]) -> None:
         _check_model_is_given(config, earlier)
         raise other_options(names, earlier, config)
     check_labels(config, labels)
+    return earlier if resumes else None
 
 
 def check_network(config: Config) -> None:

@@ -41,8 +41,9 @@ def change(tmp_path):
             (tmp_path / "checkpoints" / f"ckpt-{step}.index").touch()
             (tmp_path / "checkpoints" / f"ckpt-{step}.data-00000-of-00001").touch()
         changed = config.replace(**changes)
-        check_model_dir(changed, ("cat", "dog"))
-        return change_of_schedule(run_of(changed))
+        earlier = check_model_dir(changed, ("cat", "dog"))
+        assert earlier == config
+        return change_of_schedule(run_of(changed), earlier)
 
     return change
 
@@ -147,5 +148,5 @@ def test_changes_of_steps_that_are_done(change, options, step, changes, message)
 
 
 def test_no_run(tmp_path):
-    assert change_of_schedule(run_of(Config(model_dir=str(tmp_path / "new")))) == ""
+    assert check_model_dir(Config(model_dir=str(tmp_path / "new")), ("cat", "dog")) is None
     assert not pathlib.Path(tmp_path / "new").exists()
