@@ -593,7 +593,7 @@ class Sizes(keras.callbacks.Callback):
         self.seen = []
 
     def on_train_begin(self, logs=None):
-        gradients = self.model._gradients
+        gradients = self.model._micro_batch_gradients
 
         def noting(global_batch, logical, images, *others):
             self.seen.append(images.shape[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from imagenet_fast.optimizers.slots import check_scope, make_slots
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.programs import sum_of
 from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
+from imagenet_fast.training.step.batch import is_step_number, per_image, renumbered, unpacked
 from imagenet_fast.training.step.distillation import Teacher
 from imagenet_fast.training.step.error_analysis import Predictions
 from imagenet_fast.training.step.losses import Focus, class_probabilities, image_losses
@@ -159,13 +161,13 @@ class TrainingStep(ReplicatedModel):
             super().compile(optimizer, loss, **{**metrics, "jit_compile": False, **kwargs})
         # Plain functions unless XLA compiles them: inside tf.functions, replicas of a
         # MirroredStrategy could not synchronize batch norm.
-        self._forward_backward = self._gradients
+        self._forward_backward = self._micro_batch_gradients
         # Compiled again each time: the graphs depend on the optimizer and the trainable layers.
         if self._xla and self.distribute_strategy.num_replicas_in_sync == 1:
             step = functools.partial(type(self).train_step, self)
             self.train_step = _compiled(step)  # type: ignore[method-assign]
         elif self._xla:
-            self._forward_backward = _compiled(self._gradients)
+            self._forward_backward = _compiled(self._micro_batch_gradients)
 
     def make_train_function(self, force: bool = False) -> Callable[..., Any] | None:
         """Keras' ``make_train_function``, which sets ``train_function``; Keras 2 returns it."""
@@ -227,11 +229,11 @@ class TrainingStep(ReplicatedModel):
 
     def predict_step(self, data: Any) -> tf.Tensor:
         """Returns class probabilities, float32 [batch, classes]."""
-        if _is_step_number(data):
+        if is_step_number(data):
             images, _, weights = self.batch(data, "validation")
         else:
             images, _, weights = keras.utils.unpack_x_y_sample_weight(data)
-            weights = None if weights is None else _per_image("weights are", weights)
+            weights = None if weights is None else per_image("weights are", weights)
         return class_probabilities(self.logits(images, weights), self.image_loss)
 
     def batch(self, data: Any, split: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -242,7 +244,7 @@ class TrainingStep(ReplicatedModel):
             on the device.
           split: ``train`` or ``validation``.
         """
-        if _is_step_number(data):
+        if is_step_number(data):
             made = {"train": self.training_images, "validation": self.validation_images}[split]
             if made is None:
                 raise UserError(
@@ -252,9 +254,9 @@ class TrainingStep(ReplicatedModel):
             context = tf.distribute.get_replica_context()
             images, labels, weights = made.batch(data["step"], context.replica_id_in_sync_group)
         else:
-            images, labels, weights = _unpack(data, self.image_loss != "cross_entropy")
+            images, labels, weights = unpacked(data, self.image_loss != "cross_entropy")
         if self.class_numbers is not None:
-            labels = _renumbered(labels, self.class_numbers, self.output_shape[-1])
+            labels = renumbered(labels, self.class_numbers, self.output_shape[-1])
         return images, labels, weights
 
     def logits(self, images: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
@@ -282,31 +284,29 @@ class TrainingStep(ReplicatedModel):
 
         To be called in a replica. Updates batch-norm statistics and dropout states.
         """
-        if self.unseeded_draws is None:
-            return self._gradients_of_step(data)
-        with self.unseeded_draws.of_step(self.optimizer.iterations):
-            return self._gradients_of_step(data)
-
-    def _gradients_of_step(self, data: Any) -> tuple[Tensors, tf.Tensor]:
-        context = tf.distribute.get_replica_context()
-        replica = context.replica_id_in_sync_group
-        batch, unselected = self._selected(self.batch(data, "train"), replica)
-        images = tf.shape(batch[0])[0]
-        global_batch = tf.cast(images * context.num_replicas_in_sync, tf.float32)
-        may_be_partial = not _is_step_number(data) and (
-            batch[0].shape[0] is None or (KERAS_3_16 and self._is_in_fit)
-        )
-        if may_be_partial and context.num_replicas_in_sync > 1:
-            # Keras splits a smaller last batch unequally between replicas.
-            global_batch = context.all_reduce(
-                tf.distribute.ReduceOp.SUM, tf.cast(images, tf.float32)
-            )
-        random_numbers: tuple[tf.Tensor, ...] = ()
-        if self.mixer is not None:
-            step = tf.convert_to_tensor(self.optimizer.iterations)
-            random_numbers = (self.mixer.draw(images, step, replica),)
-        gradients, sums = self._accumulate(global_batch, *batch, *random_numbers)
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        step = tf.convert_to_tensor(self.optimizer.iterations)
+        draws = self.unseeded_draws
+        with contextlib.nullcontext() if draws is None else draws.of_step(step):
+            batch, unselected = self._selected(self.batch(data, "train"), replica)
+            random_numbers: tuple[tf.Tensor, ...] = ()
+            if self.mixer is not None:
+                random_numbers = (self.mixer.draw(tf.shape(batch[0])[0], step, replica),)
+            global_batch = self._global_batch(data, batch[0])
+            gradients, sums = self._accumulate(global_batch, *batch, *random_numbers)
         return gradients, sums + unselected
+
+    def _global_batch(self, data: Any, images: tf.Tensor) -> tf.Tensor:
+        """Returns the number of all replicas' images, float32, from the data and this part's."""
+        context = tf.distribute.get_replica_context()
+        replicas, count = context.num_replicas_in_sync, tf.shape(images)[0]
+        may_be_partial = not is_step_number(data) and (
+            images.shape[0] is None or (KERAS_3_16 and self._is_in_fit)
+        )
+        if may_be_partial and replicas > 1:
+            # Keras splits a smaller last batch unequally between replicas.
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(count, tf.float32))
+        return tf.cast(count * replicas, tf.float32)
 
     def _selected(
         self, batch: tuple[tf.Tensor, tf.Tensor, tf.Tensor], replica: tf.Tensor
@@ -450,7 +450,7 @@ class TrainingStep(ReplicatedModel):
         )
         return gradients, sums
 
-    def _gradients(
+    def _micro_batch_gradients(
         self,
         global_batch: tf.Tensor,
         logical: tf.Tensor | None,
@@ -584,48 +584,3 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     compiled = tf.function(function, jit_compile=True, autograph=False)
     # Behind a plain function: a SavedModel traces attributes that are tf.functions.
     return lambda *args: compiled(*args)
-
-
-def _is_step_number(data: Any) -> bool:
-    """Returns whether an element of the data is a step number instead of a batch."""
-    return isinstance(data, Mapping) and set(data) == {"step"}
-
-
-def _renumbered(labels: tf.Tensor, numbers: Sequence[int], classes: int) -> tf.Tensor:
-    """Returns labels with the model's numbers of classes; negative ones, of padding, stay.
-
-    Args:
-      labels: int32 [batch], or [batch, classes of the data].
-      numbers: the model's number of each class of the data.
-      classes: of the model.
-    """
-    if labels.shape.rank == 1:
-        new = tf.gather(tf.constant(numbers, tf.int32), tf.maximum(labels, 0))
-        return tf.where(labels < 0, labels, new)
-    places = tf.constant(numbers, tf.int32)[:, tf.newaxis]
-    shape = [classes, tf.shape(labels)[0]]
-    new = tf.transpose(tf.scatter_nd(places, tf.transpose(labels), shape))
-    return tf.where(labels[:, :1] < 0, labels[:, :1], new)
-
-
-def _unpack(data: Any, multi_label: bool) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the images, labels, which may be [batch, classes], and weights of Keras' data."""
-    images, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
-    labels = tf.convert_to_tensor(labels)
-    if not multi_label or labels.shape.rank != 2 or labels.shape[1] == 1:
-        labels = _per_image("labels are class numbers", labels)
-    if weights is None:
-        weights = tf.ones(tf.shape(labels)[:1])
-    else:
-        weights = _per_image("weights are", weights)
-    return images, tf.cast(labels, tf.int32), tf.cast(weights, tf.float32)
-
-
-def _per_image(what: str, values: tf.Tensor) -> tf.Tensor:
-    """Returns [batch] or [batch, 1] as [batch]."""
-    values = tf.convert_to_tensor(values)
-    if values.shape.rank == 2 and values.shape[1] == 1:
-        return tf.squeeze(values, axis=1)
-    if values.shape.rank != 1:
-        raise UserError(f"{what} [batch], but got {values.shape}: one for each image")
-    return values

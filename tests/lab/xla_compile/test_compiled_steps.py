@@ -146,10 +146,10 @@ def test_replicas_in_half_precision(lowered):
 # In the default run, the sum over half of the replicas is found, below.
 @pytest.mark.long
 def test_a_sum_in_place_of_a_mean_is_found(lower_anew, monkeypatch):
-    original = Classifier._gradients
+    original = Classifier._micro_batch_gradients
     monkeypatch.setattr(
         Classifier,
-        "_gradients",
+        "_micro_batch_gradients",
         lambda self, batch, *rest: original(
             self, batch / self.distribute_strategy.num_replicas_in_sync, *rest
         ),

@@ -16,7 +16,6 @@ from imagenet_fast.optimizers.lookahead import Lookahead
 from imagenet_fast.optimizers.loss_scale import scaled_loss, with_loss_scale
 from imagenet_fast.optimizers.weight_average import WeightAverage
 from imagenet_fast.training.step.classifier import Classifier
-from imagenet_fast.training.step.training_step import _renumbered
 
 IMAGES = np.random.default_rng(0).normal(size=(8, 6, 6, 3)).astype("float32")
 LABELS = np.array([0, 1, 2, 0, 1, 2, 0, 1])
@@ -778,13 +777,3 @@ np.testing.assert_array_equal(own(), before)
 
 def test_two_replicas(run_python):
     run_python(["-c", REPLICAS])
-
-
-def test_labels_of_other_data_get_the_models_numbers():
-    """Also several an image; padding stays negative."""
-    numbers = (3, 0)  # of the data's classes in the model
-    one = _renumbered(tf.constant([0, 1, -1]), numbers, 4)
-    assert one.numpy().tolist() == [3, 0, -1]
-    several = _renumbered(tf.constant([[1, 1], [0, 1], [0, 0], [-1, -1]]), numbers, 4)
-    expected = [[1, 0, 0, 1], [1, 0, 0, 0], [0] * 4, [-1] * 4]
-    assert several.numpy().tolist() == expected
