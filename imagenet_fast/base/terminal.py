@@ -1,8 +1,9 @@
-"""Output without control characters, which names of files and classes may contain."""
+"""Output for a terminal: tables, and text without control characters, which names may contain."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from typing import Any, TextIO
 
 # Control characters but tab and line feed; a carriage return between other characters, where no
@@ -34,3 +35,20 @@ class PrintableStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+    """Returns the rows of a table as lines whose columns are as wide as their longest cell.
+
+    Args:
+      rows: the cells of each row, the same number in all.
+      left: the columns that are aligned to the left; the others are aligned to the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return [
+        "  ".join(
+            f"{cell:<{width}}" if column in left else f"{cell:>{width}}"
+            for column, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    ]

@@ -9,6 +9,7 @@ from typing import Any
 
 from imagenet_fast.base.errors import UserError, nearest, require_choice
 from imagenet_fast.base.paths import is_local, to_path
+from imagenet_fast.base.terminal import aligned
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.quiet import import_tensorflow
@@ -186,37 +187,35 @@ def _table(classes: list[dict[str, Any]]) -> str:
     if classes and "average_precision" in classes[0]:
         return _table_of_several(classes)
     metrics = [ClassMetrics(**row) for row in classes]
-    shown, mean = worst_first(metrics)[:_MAX_CLASSES], mean_metrics(metrics)
-    width = min(_NAME_WIDTH, max(len(row.name) for row in [*shown, mean]))
-    heads = f"{'recall':>8}  {'95% interval':>16}  {'precision':>9}  {'F1':>8}  {'images':>8}"
-    lines = [f"{'class':{width}}  {heads}"]
-    for row in [*shown, mean]:
-        name = row.name if len(row.name) <= width else f"{row.name[: width - 3]}..."
-        recall, precision, f1 = (
-            "-" if value is None else f"{value:.2%}"
-            for value in (row.recall, row.precision, row.f1)
-        )
+    rows = [["class", "recall", "95% interval", "precision", "F1", "images"]]
+    for row in [*worst_first(metrics)[:_MAX_CLASSES], mean_metrics(metrics)]:
         bounds = formats.interval(row.recall_interval)
-        lines.append(
-            f"{name:{width}}  {recall:>8}  {bounds:>16}  {precision:>9}  {f1:>8}  {row.images:>8}"
-        )
-    if len(metrics) > len(shown):
-        lines.insert(-1, f"... and {len(metrics) - len(shown)} more; --json has all")
-    return "\n".join(lines)
+        rows.append([_name(row.name), _percent(row.recall), bounds, _percent(row.precision)])
+        rows[-1] += [_percent(row.f1), str(row.images)]
+    *lines, mean = aligned(rows)
+    return "\n".join([*lines, *_more(classes), mean])
 
 
 def _table_of_several(classes: list[dict[str, Any]]) -> str:
     """Returns the metrics of the classes with the lowest average precision, of several labels."""
-    rows = sorted(classes, key=lambda row: (row["average_precision"] or 2.0, row["name"]))
-    width = min(_NAME_WIDTH, max(len(row["name"]) for row in rows[:_MAX_CLASSES]))
-    heads = ("AP", "threshold", "recall", "precision", "F1", "images")
-    lines = [f"{'class':{width}}" + "".join(f"  {head:>9}" for head in heads)]
-    for row in rows[:_MAX_CLASSES]:
-        values = ("average_precision", "threshold", "recall", "precision", "f1")
-        texts = ["-" if row[name] is None else f"{row[name]:.2%}" for name in values]
-        name = row["name"] if len(row["name"]) <= width else f"{row['name'][: width - 3]}..."
-        cells = "".join(f"  {text:>9}" for text in (*texts, str(row["images"])))
-        lines.append(f"{name:{width}}{cells}")
-    if len(rows) > _MAX_CLASSES:
-        lines.append(f"... and {len(rows) - _MAX_CLASSES} more; --json has all")
-    return "\n".join(lines)
+    worst = sorted(classes, key=lambda row: (row["average_precision"] or 2.0, row["name"]))
+    rows = [["class", "AP", "threshold", "recall", "precision", "F1", "images"]]
+    for row in worst[:_MAX_CLASSES]:
+        names = ("average_precision", "threshold", "recall", "precision", "f1")
+        percents = [_percent(row[name]) for name in names]
+        rows.append([_name(row["name"]), *percents, str(row["images"])])
+    return "\n".join([*aligned(rows), *_more(classes)])
+
+
+def _name(name: str) -> str:
+    return name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH - 3]}..."
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2%}"
+
+
+def _more(classes: list[dict[str, Any]]) -> list[str]:
+    """Returns a line that counts the classes that a table leaves out, if it does."""
+    left_out = len(classes) - _MAX_CLASSES
+    return [f"... and {left_out} more; --json has all"] if left_out > 0 else []

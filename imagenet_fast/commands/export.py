@@ -14,6 +14,7 @@ from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.base.files import new_path, write_results
 from imagenet_fast.base.notices import say
 from imagenet_fast.base.paths import is_local
+from imagenet_fast.base.terminal import aligned
 from imagenet_fast.commands.evaluate import config_here
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.distribute.quiet import import_tensorflow
@@ -145,7 +146,7 @@ def _check(flags: CommandFlags, paths: Mapping[str, str], files: Mapping[str, st
 
 def _compare(flags: CommandFlags, files: Mapping[str, str]) -> None:
     """Prints the table of ``--compare``, and writes its file."""
-    from imagenet_fast.lab.benchmarks.report import aligned, cpu
+    from imagenet_fast.lab.benchmarks.report import cpu
     from imagenet_fast.serving.compare import compare_files
     from imagenet_fast.training.report import formats
 

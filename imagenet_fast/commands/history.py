@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from imagenet_fast.base.counted import counted
+from imagenet_fast.base.terminal import aligned
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.training.checkpoints.config_file import stored_config
 from imagenet_fast.training.logs.metrics_file import read_rows
@@ -31,7 +32,5 @@ def main(arguments: list[str]) -> int:
     replicas = counted(config.replicas[0], "replica") if config.replicas else "replicas"
     print(f"{config.model_dir}: {replicas}, carried by")
     table = [("steps", "images/s", "since (UTC)", "devices"), *lines_of(passed)]
-    widths = [max(map(len, column)) for column in zip(*table)]
-    for line in table:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths)).rstrip())
+    print(*aligned(table, left=range(4)), sep="\n")
     return 0

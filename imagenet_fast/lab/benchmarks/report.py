@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib.style
@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from imagenet_fast.base import environment
 from imagenet_fast.base.files import write_results
 from imagenet_fast.base.plotting import PLOT_STYLE, Style, svg
+from imagenet_fast.base.terminal import aligned
 from imagenet_fast.lab.benchmarks.timing import Comparison, Spread
 
 STYLE: Style = [*PLOT_STYLE, {"axes.grid.axis": "y"}]
@@ -65,23 +66,6 @@ class Report:
 def make_report(comparison: Comparison) -> Report:
     """Returns the report of a comparison: times, speeds and the ratios to the first variant."""
     return Report(_text(comparison), _values(comparison), lambda: _figure(comparison))
-
-
-def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
-    """Returns the rows of a table as lines whose columns are as wide as their longest cell.
-
-    Args:
-      rows: the cells of each row, the same number in all.
-      left: the columns that are aligned to the left; the others are aligned to the right.
-    """
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return [
-        "  ".join(
-            f"{cell:<{width}}" if column in left else f"{cell:>{width}}"
-            for column, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def spread_cells(spread: Spread, form: str) -> list[str]:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from imagenet_fast.base.terminal import aligned
 from imagenet_fast.lab.benchmarks.all_reduce.compare import Result, expected_bytes
-from imagenet_fast.lab.benchmarks.report import Report, aligned, spread_cells, values_of
+from imagenet_fast.lab.benchmarks.report import Report, spread_cells, values_of
 from imagenet_fast.lab.benchmarks.timing import Spread
 
 _HEAD = ("", "ms: median", "min", "max", "to builtin", "predicted ms", "MB sent", "MB expected")

@@ -9,10 +9,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from imagenet_fast.base.counted import counted
+from imagenet_fast.base.terminal import aligned
 from imagenet_fast.lab.benchmarks.input.peers import PEERS
 from imagenet_fast.lab.benchmarks.report import (
     Report,
-    aligned,
     cpu,
     draw_bars,
     spread_cells,

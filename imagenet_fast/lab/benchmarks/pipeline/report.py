@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from imagenet_fast.base.terminal import aligned
 from imagenet_fast.lab.benchmarks.pipeline.compare import (
     GraphSize,
     LimitedRun,
@@ -17,7 +18,7 @@ from imagenet_fast.lab.benchmarks.pipeline.compare import (
     estimates,
 )
 from imagenet_fast.lab.benchmarks.pipeline.worker import Case
-from imagenet_fast.lab.benchmarks.report import Report, aligned, cpu, spread_cells, values_of
+from imagenet_fast.lab.benchmarks.report import Report, cpu, spread_cells, values_of
 from imagenet_fast.lab.planning.cost_model.pipeline import ideal_bubble
 
 # Huang et al. 2018, table 2: throughput relative to 2 devices and 1 micro-batch, by devices and
