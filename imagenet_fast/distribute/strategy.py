@@ -308,7 +308,7 @@ def _multi_worker_strategy(
     cluster: Cluster, gpus: int, fusion_bytes: int
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
     implementations = tf.distribute.experimental.CommunicationImplementation
-    with log_missing_workers(cluster), _explain_used_port(cluster), _reach_is_told(cluster):
+    with log_missing_workers(cluster), _explain_used_port(cluster), _port_restricted(cluster):
         strategy = tf.distribute.MultiWorkerMirroredStrategy(
             cluster_resolver=cluster_resolver(cluster, gpus),
             communication_options=tf.distribute.experimental.CommunicationOptions(
@@ -334,7 +334,7 @@ def _keep_sigterm() -> None:
 
 
 @contextlib.contextmanager
-def _reach_is_told(cluster: Cluster) -> Iterator[None]:
+def _port_restricted(cluster: Cluster) -> Iterator[None]:
     """Keeps other machines from this worker's port if all workers are on this one; else says so.
 
     Workers on several machines are not restricted to their addresses: on a host itself, its name

@@ -123,7 +123,7 @@ def patched(no_cluster, monkeypatch):
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", RecordedStrategy)
-        for context in ("log_missing_workers", "_reach_is_told"):
+        for context in ("log_missing_workers", "_port_restricted"):
             monkeypatch.setattr(strategy, context, lambda cluster: contextlib.nullcontext())
         monkeypatch.setattr(strategy, "check_same_devices", lambda *_: None)
         forget()
@@ -348,9 +348,9 @@ def test_workers_on_this_machine_are_not_reached_from_others(run_python, no_clus
 
 def test_the_first_of_workers_on_several_machines_says_who_reaches_them(capsys):
     workers = ("127.0.0.1:8888", "other:8888")
-    with strategy._reach_is_told(Cluster(workers, 1)):
+    with strategy._port_restricted(Cluster(workers, 1)):
         assert capsys.readouterr().err == ""
-    with strategy._reach_is_told(Cluster(workers, 0)):
+    with strategy._port_restricted(Cluster(workers, 0)):
         assert capsys.readouterr().err == (
             "the workers' ports have no password: whoever can connect to 127.0.0.1:8888 or another "
             "can run any TensorFlow operation there: read and write files as your account. Let "

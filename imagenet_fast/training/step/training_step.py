@@ -192,7 +192,7 @@ class TrainingStep(ReplicatedModel):
         *gradients, sums = self._all_reduce(gradients, sums)
         self.update(gradients)
         self.metric_sums.add(sums)
-        return self._metrics_told()
+        return self._reported_metrics()
 
     def test_step(
         self, data: Any, predictions: Predictions | Scores | None = None
@@ -213,9 +213,9 @@ class TrainingStep(ReplicatedModel):
         sums = batch_sums(logits, losses, labels, weights)
         context = tf.distribute.get_replica_context()
         self.metric_sums.add(context.all_reduce(tf.distribute.ReduceOp.SUM, sums))
-        return self._metrics_told()
+        return self._reported_metrics()
 
-    def _metrics_told(self) -> Mapping[str, tf.Tensor]:
+    def _reported_metrics(self) -> Mapping[str, tf.Tensor]:
         """Returns the metrics over all images so far, the same in all replicas.
 
         Scalars, but [1] with several workers, over whose first axis Keras 3's ``fit`` takes the
