@@ -261,7 +261,7 @@ class Supervisor:
             return -1  # It was of an earlier job.
         failures = [status for status in _statuses(there, start).values() if status]
         # By a signal, not by an error of its own. A worker that was lost may be there again.
-        killed = any(status < 0 for status in failures)
+        killed = any(status < 0 or status == 128 + signal.SIGTERM for status in failures)
         if killed or lost or not failures or start.over == "lost":
             if start.fruitless + 1 < _FRUITLESS:
                 return -1

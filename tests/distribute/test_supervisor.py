@@ -169,11 +169,13 @@ if 0 in workers:
     assert "waiting up to" in run.errors[1]
 
 
-def test_a_killed_training_process_starts_again_at_once(job):
-    training = """
+# Training that notes SIGTERM ends with the status 143.
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "sys.exit(143)"])
+def test_a_killed_training_process_starts_again_at_once(job, end):
+    training = f"""
 if first:
     if index == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        {end}
     sys.exit(2)  # The others cannot go on without it.
 """
     run = job(training, wait=PATIENCE)
