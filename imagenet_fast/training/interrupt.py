@@ -17,6 +17,8 @@ from tqdm import tqdm
 
 # Slurm, Kubernetes and clouds kill a process 30 seconds after SIGTERM.
 _SECONDS = 25.0
+# What ends all processes of a job sends SIGTERM to each, and some pass it on: that is one request.
+_ONE_REQUEST = 1.0
 _USUAL: dict[int, Callable[[int, FrameType | None], Any] | signal.Handlers] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
@@ -50,6 +52,8 @@ class Interrupt:
     def noted(self) -> Iterator[None]:
         """In the context, a first signal is noted, and a second one ends the process as usual.
 
+        SIGTERM within a second of SIGTERM is no second one.
+
         SIGTERM also ends it if the run does not in time, as when the data is on a server that does
         not answer. Signals that the caller handles itself, or ignores, stay the caller's, as do
         those of a run in another thread than Python's first. A process that is forked meanwhile
@@ -72,6 +76,8 @@ class Interrupt:
             if self.waits and self.signal is None:
                 self.signal = signal.Signals(number)
                 return
+            if number == signal.SIGTERM == self.signal:
+                return  # The watching thread ends the process, unless it is the same request.
             # The other signal keeps this handler: it may have come, too, and wait to be called.
             usual = own[number]
             if callable(usual):
@@ -120,6 +126,8 @@ class Interrupt:
         """
         if not self.came():
             return
+        # No worker ends before all have saved: who started them would then end the others.
+        self._any_worker(True)
         if self.signal is signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + signal.SIGTERM)
@@ -149,12 +157,17 @@ class Interrupt:
             number = received[0]
             if number not in own:
                 continue
+            now = time.monotonic()
+            if number == signal.SIGTERM and deadline is not None:
+                if now < deadline - self._seconds + _ONE_REQUEST:
+                    continue
+                break
             if asked:
                 self.waits = False
             if number == signal.SIGTERM:
-                if deadline is not None or not self.waits:
+                if not self.waits:
                     break
-                deadline = time.monotonic() + self._seconds
+                deadline = now + self._seconds
             if self.waits:
                 asked = True
                 # Ctrl-C may have ended who reads it.

@@ -161,6 +161,22 @@ def test_workers_save_and_end_together_whichever_gets_the_signal(digits, tmp_pat
         assert row == pytest.approx(same, rel=1e-5)
 
 
+def test_no_worker_ends_before_all_have_saved():
+    """Who started them may end the others as soon as one has ended."""
+    asked = []
+
+    def any_worker(own):
+        asked.append(own)
+        return True
+
+    interrupt = Interrupt(any_worker)
+    assert interrupt.came() and interrupt.came()
+    assert asked == [False]
+    with pytest.raises(SystemExit):
+        interrupt.end()
+    assert asked == [False, True]
+
+
 def test_other_threads_are_left_alone():
     def handler():
         return signal.getsignal(signal.SIGTERM)
@@ -196,7 +212,7 @@ signals = [getattr(signal, name) for name in sys.argv[2].split(",")]
 interrupt = Interrupt(seconds=float(sys.argv[1]))
 def send():
     for number in signals:
-        time.sleep(0.3)
+        time.sleep(1.3 if interrupt.waits else 0.3)
         os.kill(os.getpid(), number)
 with interrupt.noted():
     interrupt.waits = sys.argv[3] == "waits"
@@ -274,6 +290,21 @@ def test_a_fork_ends_by_its_signals_and_this_process_does_not():
         text=True,
     )
     assert (ended.returncode, ended.stdout) == (0, "15 None\n")
+
+
+def test_sigterm_that_comes_twice_at_once_is_one_request():
+    """As of `systemctl stop`, and from the launcher that gets it, too."""
+    ended = run_noting(
+        [
+            "for _ in range(3):",
+            "    os.kill(os.getpid(), signal.SIGTERM)",
+            "    time.sleep(0.1)",
+            "print(interrupt.signal.name)",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "SIGTERM\n")
 
 
 def test_sigterm_ends_a_process_that_hangs_and_whose_lines_nobody_reads():
