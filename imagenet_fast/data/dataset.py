@@ -17,12 +17,14 @@ Python: their batches are the same, but unreadable images are not listed in a fi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.base.errors import UserError
@@ -297,9 +299,37 @@ def with_threads(dataset: tf.data.Dataset, threads: int) -> tf.data.Dataset:
     """Returns the dataset with a private thread pool and without autotuning."""
     threading = tf.data.Options()
     threading.threading.private_threadpool_size = threads
-    # There is nothing to tune, and deleting an iterator could wait half a minute for the tuner.
-    threading.autotune.enabled = False
-    return dataset.with_options(threading)
+    return _without_tuner(dataset.with_options(threading))
+
+
+def _without_tuner(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset without autotuning: it has nothing to tune, and ends at once.
+
+    TensorFlow wakes a tuner before it says that the tuner is to end
+    (``CancellationManager::StartCancel`` in ``tsl/framework/cancellation.cc``). One that looks too
+    early sleeps on, up to a minute, and who deletes the iterator waits for it: 20 s were seen.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
+@contextlib.contextmanager
+def devices_without_tuners() -> Iterator[None]:
+    """In the context, the iterators by which devices get their batches have no tuners.
+
+    TensorFlow makes their datasets itself, behind ours and without its options.
+    """
+    original = multi_device_iterator_ops._create_device_dataset
+
+    def create(*args: Any) -> tf.data.Dataset:
+        return _without_tuner(original(*args))
+
+    multi_device_iterator_ops._create_device_dataset = create
+    try:
+        yield
+    finally:
+        multi_device_iterator_ops._create_device_dataset = original
 
 
 class _Host(NamedTuple):

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
+from imagenet_fast.data.dataset import devices_without_tuners
 from imagenet_fast.distribute.exchange import text_of_chief
 from imagenet_fast.distribute.strategy import devices_of
 from imagenet_fast.distribute.tpu import is_tpu
@@ -94,7 +95,8 @@ class Program:
           losses were finite.
         """
         if self._iterator is None and self._batches is not None:
-            self._iterator = iter(self._batches)
+            with devices_without_tuners():
+                self._iterator = iter(self._batches)
         most, limit = self._limits(end - step)
         numbers = (tf.constant(step), tf.constant(most), tf.constant(limit, tf.float64))
         start = self._now()

@@ -1,5 +1,6 @@
 """Steps in calls: the same bits whatever calls they are in, and as many a call as a second has."""
 
+import gc
 import json
 import pathlib
 import time
@@ -12,8 +13,10 @@ import tensorflow as tf
 from model_weights import weights_in
 from program_job import train_with_each
 from small_network import small_network
+from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
 from imagenet_fast import Config, UserError, build_model, make_dataset, train
+from imagenet_fast.data.dataset import distributed_dataset
 from imagenet_fast.training import program as programs
 from imagenet_fast.training.logs.metrics_file import read_rows
 from imagenet_fast.training.options import RunOptions
@@ -448,3 +451,43 @@ def test_callbacks_whose_weights_the_checkpoints_lack_are_refused(digits, tmp_pa
     callback = keras.callbacks.EarlyStopping(restore_best_weights=True)
     with pytest.raises(UserError, match="too late for the checkpoints: leave it out"):
         train(config, callbacks=[callback], model=small_network)
+
+
+# --- Iterators
+
+
+class Iterators(keras.callbacks.Callback):
+    """Keeps whether TensorFlow tunes the dataset of each iterator that is alive in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.before = list(map(id, self.alive()))
+        self.tuned = set()
+
+    def alive(self):
+        gc.collect()
+        return [one for one in gc.get_objects() if isinstance(one, OwnedIterator)]
+
+    def note(self, *_, **__):
+        new = [one for one in self.alive() if id(one) not in self.before]
+        self.tuned.update(one._dataset.options().autotune.enabled is not False for one in new)
+
+    on_train_batch_end = on_test_batch_end = on_test_end = note
+
+
+def test_no_iterator_has_a_tuner_that_its_end_would_wait_for(digits, tmp_path):
+    options = {**OPTIONS, "image_size": 8, "data_dir": digits, "strategy": "one_device"}
+    config = Config(**options, model_dir=str(tmp_path / "run"))
+    in_train, in_fit, others = Iterators(), Iterators(), Iterators()
+    train(config, model=small_network, callbacks=[in_train])
+    assert in_train.tuned == {False}
+    model = build_model(config, model=small_network)
+    data = make_dataset(config, "train"), make_dataset(config, "validation")
+    model.fit(data[0], validation_data=data[1], epochs=1, steps_per_epoch=2, callbacks=[in_fit])
+    assert in_fit.tuned == {False}
+    # Where TensorFlow makes iterators by itself, it tunes them.
+    with model.distribute_strategy.scope():
+        iterator = iter(distributed_dataset(config, "train"))
+    others.note()
+    assert others.tuned == {False, True}
+    del iterator

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
+from imagenet_fast.data.dataset import devices_without_tuners
 from imagenet_fast.distribute.one_call import assign_everywhere
 from imagenet_fast.models.custom import CustomModel, use_restored_statistics
 from imagenet_fast.training.step.training_step import TrainingStep
@@ -66,6 +67,7 @@ class Classifier(TrainingStep):
         self.epochs = 1
         self.total_steps: int | None = None
 
+    @devices_without_tuners()
     def fit(
         self,
         x: Any = None,
@@ -120,6 +122,7 @@ class Classifier(TrainingStep):
                 "slow weights or the proxy: use imagenet_fast.train, whose checkpoints do"
             )
 
+    @devices_without_tuners()
     def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Keras' ``evaluate``, with the same weights on all replicas."""
         x = _distributed(x)
@@ -128,6 +131,7 @@ class Classifier(TrainingStep):
         with self.evaluated_weights():
             return super().evaluate(x, *args, **kwargs)
 
+    @devices_without_tuners()
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Keras' ``predict``, with the weights that ``evaluate`` uses: probabilities, not logits.
 
