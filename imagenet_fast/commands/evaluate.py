@@ -198,7 +198,10 @@ def _table(classes: list[dict[str, Any]]) -> str:
 
 def _table_of_several(classes: list[dict[str, Any]]) -> str:
     """Returns the metrics of the classes with the lowest average precision, of several labels."""
-    worst = sorted(classes, key=lambda row: (row["average_precision"] or 2.0, row["name"]))
+    worst = sorted(
+        classes,
+        key=lambda row: (row["average_precision"] is None, row["average_precision"], row["name"]),
+    )
     rows = [["class", "AP", "threshold", "recall", "precision", "F1", "images"]]
     for row in worst[:_MAX_CLASSES]:
         names = ("average_precision", "threshold", "recall", "precision", "f1")

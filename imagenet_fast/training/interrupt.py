@@ -173,8 +173,8 @@ class Interrupt:
                 # Ctrl-C may have ended who reads it.
                 with contextlib.suppress(OSError, ValueError):
                     tqdm.write(
-                        f"{signal.Signals(number).name}: the run saves a checkpoint and ends, "
-                        "within a second or after the evaluation that it is at; a second signal "
+                        f"{signal.Signals(number).name}: the run saves a checkpoint, within a "
+                        "second or after the evaluation that is due, and ends; a second signal "
                         "ends it at once",
                         file=sys.stderr,
                     )

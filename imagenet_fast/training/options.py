@@ -39,7 +39,7 @@ METRICS = {
 # Those of data whose images have several labels, in place of the accuracies.
 MULTI_LABEL_METRICS = ("map", "f1_micro", "f1_macro")
 
-# None affects the weights.
+# No option here changes the weights.
 _option = functools.partial(option, group="run", may_change_on_resume=True)
 
 

@@ -69,9 +69,8 @@ def train(
     uninterrupted run. ``model_dir`` gets ``config.json``, ``labels.txt``, ``metrics.jsonl``,
     ``summary.json``, ``report.html``, ``checkpoints/`` and ``tensorboard/``; ``input_images.npz``
     and ``examination.npz`` unless ``examine`` is off; ``best/`` with ``keep_best``; ``mlperf.log``
-    with ``mlperf_log``;
-    ``fusion.json`` with ``fusion=auto``; ``bad_images.jsonl`` if images were unreadable, and
-    ``damaged_checkpoints.jsonl`` if checkpoints were set aside.
+    with ``mlperf_log``; ``fusion.json`` with ``fusion=auto``; ``bad_images.jsonl`` if images were
+    unreadable, and ``damaged_checkpoints.jsonl`` if checkpoints were set aside.
 
     Args:
       config: of the run.
@@ -109,8 +108,8 @@ def train(
         stack.enter_context(memory_explained(run.config, images, selected))
         check_same_options(run.config, run.strategy)
         clock = Clock()
-        # A run that is there is locked before its configuration is written anew; a new one, whose
-        # folder is made only when all is well, after.
+        # A run that resumes is locked before its configuration is written anew, a new one only once
+        # its folder has been made, when all is well.
         resumes = run_in(config.model_dir) is not None
         if run.chief and resumes:
             stack.enter_context(alone_in(config.model_dir))
@@ -142,8 +141,8 @@ class _Training:
 
     Args:
       run: the run.
-      model: of it.
-      clock: of the run.
+      model: what it trains.
+      clock: measures it.
       start: where this process begins.
       checkpoints: of the model.
       compile_cache: gets what is compiled.
@@ -209,7 +208,7 @@ class _Training:
         stopped = self._reason_to_stop() if step < run.total_steps else ""
         if run.chief and trains and stopped:
             say(f"the run ends at step {step} of {run.total_steps}, {stopped}")
-        # There is none of images with several labels.
+        # Images with several labels have no error analysis.
         examines = config.examine and run.examples("validation") > 0 and not run.info.multi_label
         return finish(
             run,
@@ -322,11 +321,11 @@ class _Training:
 
     @functools.cached_property
     def _evaluator(self) -> Evaluator:
-        """Of the validation images, which there must be."""
+        """The evaluation of the validation images; only for data that has some."""
         return Evaluator(self.run, self.model, keeps_predictions=self.config.examine)
 
     def _save(self, step: int, sums: Mapping[str, Any]) -> None:
-        """Saves a checkpoint: after an evaluation of the same step, which it has then.
+        """Saves a checkpoint; to be called after an evaluation of this step, which it has then.
 
         Args:
           step: weight updates so far.

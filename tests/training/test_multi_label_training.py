@@ -161,6 +161,17 @@ def test_summary_and_best(run):
     assert summary["top1"] is None and not any("top1" in json.loads(line) for line in lines)
 
 
+def test_the_table_begins_with_the_worst_class():
+    """Even with an average precision of 0; classes that have none come last."""
+    others = dict.fromkeys(("threshold", "recall", "precision", "f1"))
+    values = {"a": 0.5, "b": None, "c": 0.0, "d": None}
+    classes = [
+        {"name": name, "average_precision": value, **others, "images": 1}
+        for name, value in values.items()
+    ]
+    assert [line.split()[0] for line in _table(classes).splitlines()[1:]] == ["c", "a", "b", "d"]
+
+
 def test_report_has_the_average_precisions(run):
     summary, config = run
     page = pathlib.Path(config.model_dir, "report.html").read_text()

@@ -34,11 +34,11 @@ def renumbered(labels: tf.Tensor, numbers: Sequence[int], classes: int) -> tf.Te
 
 
 def unpacked(data: Any, multi_label: bool) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the images, labels (int32 [batch]) and weights (float32 [batch]) of Keras' data.
+    """Returns the images, int32 labels and float32 weights [batch] of Keras' data.
 
     Args:
       data: of Keras, with or without weights, which are 1 then.
-      multi_label: whether labels may be [batch, classes].
+      multi_label: whether labels may be [batch, classes]; otherwise they are [batch].
 
     Raises:
       UserError: if labels or weights are not one for each image.

@@ -68,7 +68,7 @@ class TrainingStep(ReplicatedModel):
       selection: chooses the images to train on, before they are mixed; None: all. Training metrics
         are of these images.
       mixer: mixup and cutmix of the images of each training micro-batch; None: neither.
-      views: test-time augmentation, see ``mean_over_views``.
+      views: test-time augmentation, see ``training/step/views.py``.
       views_fraction: of the images of a batch over whose views logits are averaged, see
         ``logits_over_views``.
       accumulation_steps: micro-batches in each logical replica's part of a step.
@@ -497,7 +497,7 @@ class TrainingStep(ReplicatedModel):
         return gradients, batch_sums(logits, losses, labels, weights)
 
     def _mixed(self, count: int, *batch: tf.Tensor) -> Tensors:
-        """Returns the images of ``count`` micro-batches, mixed, and what takes their labels' place.
+        """Returns the images of ``count`` parts of a batch, each mixed, and their new targets.
 
         That is the partners' labels and the fractions, or the teacher's logits of these images.
         """
