@@ -464,6 +464,21 @@ def test_training_ends_if_another_leader_has_given_its_number_to_another_start(t
         training.wait()
 
 
+def test_training_that_lost_a_worker_is_killed_at_once(tmp_path):
+    """It cannot save a checkpoint with the others, for which it would wait after SIGTERM."""
+    supervisor, _ = leading(tmp_path)
+    supervisor._command = [sys.executable, "-c", "import time; time.sleep(30)"]
+    start = Start(2, (0, 1), ("p0", "p1"))
+    supervisor._start_training(start)
+    training = supervisor._training
+    try:
+        supervisor._follow(dataclasses.replace(start, over="lost"))
+        assert training.returncode == -signal.SIGKILL
+    finally:
+        training.kill()
+        training.wait()
+
+
 def test_only_workers_of_the_last_start_are_waited_for(tmp_path, capsys):
     supervisor, _ = leading(tmp_path)
     of_two = Start(5, (0, 1), ("p0", "p1"), over="failed")

@@ -14,6 +14,7 @@ from model_weights import weights_in
 from program_job import train_with_each
 from small_network import small_network
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+from tensorflow.python.framework.kernels import get_registered_kernels_for_op
 
 from imagenet_fast import Config, UserError, build_model, make_dataset, train
 from imagenet_fast.data.dataset import distributed_dataset
@@ -491,3 +492,10 @@ def test_no_iterator_has_a_tuner_that_its_end_would_wait_for(digits, tmp_path):
     others.note()
     assert others.tuned == {False, True}
     del iterator
+
+
+@pytest.mark.skipif(not tf.test.is_built_with_cuda(), reason="TensorFlow without GPU kernels")
+def test_gpus_can_have_iterators_without_tuners():
+    """Their options are an operation on the GPU (core/kernels/data/options_dataset_op.cc)."""
+    found = get_registered_kernels_for_op("OptionsDataset").kernel
+    assert {"CPU", "GPU"} <= {kernel.device_type for kernel in found}
