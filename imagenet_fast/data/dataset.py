@@ -307,7 +307,7 @@ def _without_tuner(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
     TensorFlow wakes a tuner before it says that the tuner is to end
     (``CancellationManager::StartCancel`` in ``tsl/framework/cancellation.cc``). One that looks too
-    early sleeps on, up to a minute, and who deletes the iterator waits for it: 20 s were seen.
+    early sleeps on until it is to tune again, and whoever deletes the iterator waits for it.
     """
     options = tf.data.Options()
     options.autotune.enabled = False

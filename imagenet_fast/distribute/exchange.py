@@ -1,4 +1,4 @@
-"""Exchange of texts, questions and barriers across worker processes.
+"""Exchange of texts and flags, and barriers, across worker processes.
 
 Texts go through TensorFlow's coordination service, a key-value store in the first worker (the
 chief). All workers must make the same calls in the same order.
@@ -87,7 +87,7 @@ def wait_for_all(strategy: tf.distribute.Strategy) -> None:
 
 
 def any_worker(strategy: tf.distribute.Strategy) -> Callable[[bool], bool]:
-    """Returns a function that says in all workers whether one of them called it with True.
+    """Returns a function that returns True in all workers if one of them calls it with True.
 
     That is one all-reduce: with texts, the chief would ask the service for each worker's.
     """

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 # Slurm, Kubernetes and clouds kill a process 30 seconds after SIGTERM.
 _SECONDS = 25.0
-# What ends all processes of a job sends SIGTERM to each, and some pass it on: that is one request.
+# Seconds: whoever ends a whole job sends SIGTERM to all processes, and some pass it on.
 _ONE_REQUEST = 1.0
 _USUAL: dict[int, Callable[[int, FrameType | None], Any] | signal.Handlers] = {
     signal.SIGINT: signal.default_int_handler,
@@ -52,7 +52,7 @@ class Interrupt:
     def noted(self) -> Iterator[None]:
         """In the context, a first signal is noted, and a second one ends the process as usual.
 
-        SIGTERM within a second of SIGTERM is no second one.
+        SIGTERM that comes again within a second counts as the same request.
 
         SIGTERM also ends it if the run does not in time, as when the data is on a server that does
         not answer. Signals that the caller handles itself, or ignores, stay the caller's, as do
@@ -107,7 +107,7 @@ class Interrupt:
             yield
 
     def came(self) -> bool:
-        """Returns whether a signal came: here or, as all workers must ask together, in any."""
+        """Returns whether a signal came to any worker; all workers must call it together."""
         if not self._agreed:
             self._agreed = self._any_worker(self.signal is not None)
             if self._agreed and self.signal is None:

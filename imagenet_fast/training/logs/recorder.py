@@ -152,7 +152,7 @@ class Recorder:
         self._write(row)
 
     def _check_loss_scale(self) -> None:
-        """Says if gradients overflow with no scale, too: then steps change no weight."""
+        """Warns if gradients overflow even with a loss scale below 1."""
         scale = getattr(self._model.optimizer, "dynamic_scale", None)  # of Keras 3
         if scale is not None and float(scale.numpy()) < 1:
             warn_once(
